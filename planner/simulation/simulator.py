@@ -199,10 +199,11 @@ class Simulator:
 
     def _outcomes(self) -> Outcomes:
         arrival_s, rows, deadline_s = self._arrays
+        paths = self.router.state.path_specs
         return Outcomes(
-            tuple(p.name for p in self.router.state.path_specs),
-            tuple(p.quality for p in self.router.state.path_specs),
-            tuple(p.accuracy for p in self.router.state.path_specs),
+            tuple(p.name for p in paths),
+            tuple(p.quality for p in paths),
+            tuple(p.accuracy for p in paths),
             arrival_s,
             rows,
             deadline_s,

@@ -97,19 +97,16 @@ def doubts(trials: Mapping[str, Trial], conditions: Conditions, paths: int) -> l
         found.append("The plan has one path, so differences between policies are mostly noise.")
     for policy, trial in trials.items():
         capacity = trial.capacity or 0.0
-        runs = [(rate, run) for rate in sorted(trial.ladder) if (run := trial.at(rate)) is not None]
-        missed = [
-            (rate, run)
-            for rate, run in runs
-            if rate <= capacity and not run.meets_slo(conditions.slo_s, conditions.share)
-        ]
-        if missed:
-            rate, run = missed[0]
+        for rate in sorted(rate for rate in trial.ladder if rate <= capacity):
+            run = trial.at(rate)
+            if run is None or run.meets_slo(conditions.slo_s, conditions.share):
+                continue
             found.append(
                 f"The capacity of {policy} is doubtful: found {number(capacity)}/s, but later at "
                 f"{number(rate)}/s {100 * run.ok:.2f}% of the requests were in budget. Repeat it on a quiet "
                 "machine."
             )
+            break
     return found
 
 

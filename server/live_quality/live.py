@@ -76,7 +76,7 @@ class LiveQuality:
         self._serving, self._judged, self.report = serving, None, None
         self._trial = None
         self._metrics.live.clear()
-        self._values = {path.name: path.worth for path in serving.dispatcher.router.state.path_specs}
+        self._values = _path_values(serving)
         try:
             self._check(serving)
         except LiveQualityError as e:
@@ -98,7 +98,7 @@ class LiveQuality:
             return
         self._trial = None
         if canary is not None and not canary.plan.in_tiers:
-            values = {path.name: path.worth for path in canary.dispatcher.router.state.path_specs}
+            values = _path_values(canary)
             best = reference_path(values)
             path = next(path for path in canary.paths if path.name == best)
             self._trial = JudgedTrial(path=_judged(path), since_s=_made_s(path))
@@ -125,7 +125,7 @@ class LiveQuality:
 
     def judged_of(self, serving: Serving) -> JudgeSettings:
         """Returns the judge's settings for a generation of the plan."""
-        values = {path.name: path.worth for path in serving.dispatcher.router.state.path_specs}
+        values = _path_values(serving)
         return JudgeSettings(
             folder=self._folder,
             paths=tuple(map(_judged, serving.paths)),
@@ -233,6 +233,11 @@ class LiveQuality:
             log.error("the judge of live quality cannot be started: %s", e.strerror)
             return
         self._send_settings()
+
+
+def _path_values(serving: Serving) -> dict[str, float]:
+    """Returns the value of each path, as its router got it."""
+    return {path.name: path.worth for path in serving.dispatcher.router.state.path_specs}
 
 
 def _made_s(path: OpenPath) -> float:
