@@ -53,7 +53,8 @@ demo: setup  ## train on generated clicks, serve, answer a ranking request, keep
 	@$(BIN)/polyrec demo
 
 test: setup  ## every test that needs no GPU and is not long
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile -m "not gpu and not long"
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder \
+		-m "not gpu and not long"
 
 test-long: setup  ## a soak of a minute, the whole demo, training and serving real data, waits for time limits, properties
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(LONG_JOBS) --dist loadfile --hypothesis-profile thorough \

@@ -73,15 +73,13 @@ def start(
     """
     child_end, own_end = os.pipe() if lifeline else (None, None)
     inherited = () if child_end is None else (child_end,)
-    environ = {k: v for k, v in os.environ.items() if not k.startswith("POLYREC_")}
-    environ |= {f"POLYREC_{k.upper()}": str(v) for k, v in ({"port": 0} | dict(settings)).items()}
     cores = os.sched_getaffinity(0)
     if core is not None:
         os.sched_setaffinity(0, {core})  # for this thread; the child inherits it
     try:
         process = subprocess.Popen(
             [sys.executable, "-m", "polyrec.server", *map(str, inherited)],
-            env=environ,
+            env=environ_of(settings),
             pass_fds=inherited,
             process_group=0 if own_group else None,
             stdout=subprocess.PIPE,
@@ -92,13 +90,26 @@ def start(
         os.sched_setaffinity(0, cores)
         if child_end is not None:
             os.close(child_end)
+    return announced(process, own_end)
+
+
+def environ_of(settings: Mapping[str, object]) -> dict[str, str]:
+    """This process's environment with these settings, and no others, as POLYREC_ variables."""
+    environ = {k: v for k, v in os.environ.items() if not k.startswith("POLYREC_")}
+    return environ | {f"POLYREC_{k.upper()}": str(v) for k, v in ({"port": 0} | dict(settings)).items()}
+
+
+def announced(process: subprocess.Popen[str], lifeline: int | None) -> ServerProcess:
+    """Waits until a server process is ready. Raises StartFailed if it ends before."""
     assert process.stdout is not None
     line = process.stdout.readline()
     if not line:
         process.stdout.close()
-        if own_end is not None:
-            os.close(own_end)
+        if lifeline is not None:
+            os.close(lifeline)
         raise StartFailed(f"the server ended with status {process.wait()} before it was ready")
     # benchmarks start servers of older revisions, whose announcement has fewer keys
     ready = orjson.loads(line)
-    return ServerProcess(ready["url"], process, tuple(ready.get("processes", ())), ready.get("grpc"), own_end)
+    return ServerProcess(
+        ready["url"], process, tuple(ready.get("processes", ())), ready.get("grpc"), lifeline
+    )

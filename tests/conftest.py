@@ -43,6 +43,37 @@ settings.register_profile(
 settings.register_profile("thorough", settings.get_profile("polyrec"), max_examples=100)
 settings.load_profile("polyrec")
 
+LONGEST = (
+    "tests/polyrec/loop/test_canary.py",
+    "tests/server/rollout/test_control.py",
+    "tests/server/prediction_log/test_log.py",
+    "tests/server/rollout/test_failures.py",
+    "tests/polyrec/loop/test_loop.py",
+    "tests/polyrec/cli/test_loop.py",
+    "tests/models/runtimes/test_isolation.py",
+    "tests/server/app/test_run.py",
+    "tests/server/live_quality/test_live.py",
+    "tests/server/app/test_drain.py",
+    "tests/loadtest/test_locustfile.py",
+    "tests/polyrec/cli/test_rollout.py",
+    "tests/server/app/test_processes.py",
+    "tests/server/lanes/test_resolving.py",
+    "tests/server/lanes/test_process.py",
+    "tests/server/grpc/test_rollout.py",
+    "tests/polyrec/cli/test_profile.py",
+    "tests/server/tiers/test_plan_tiers.py",
+    "tests/server/rollout/test_live_labels.py",
+    "tests/server/grpc/test_service.py",
+    "tests/server/test_isolation.py",
+    "tests/server/test_served_equals_offline.py",
+    "tests/server/grpc/test_listener.py",
+    "tests/polyrec/cli/test_serve.py",
+    "tests/models/training/workers/test_workers.py",
+    "tests/server/test_faults.py",
+)
+"""Files that take more than some 20 s. They begin first: at the end one process would have such a file left
+while the others have nothing to do."""
+
 # A shell starts what it runs in the background with SIGINT ignored. Programs that tests start would inherit
 # that, and never end on the Ctrl-C that they are sent.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -71,7 +102,9 @@ def shared_data() -> Path:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of CUDA say so on a machine without it, instead of failing."""
+    """Puts files of long tests first; tests of CUDA say so on a machine without it, instead of failing."""
+    place = {ROOT / name: i for i, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: place.get(item.path, len(place)))
     if not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("gpu"):

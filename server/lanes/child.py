@@ -17,12 +17,12 @@ from __future__ import annotations
 import os
 import select
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from subprocess import DEVNULL, Popen
 
 from polyrec.models.errors import BundleError, PolyrecError, RuntimeUnavailable
 from polyrec.server.lanes.mailbox import Mailbox, WorkerState
@@ -60,11 +60,11 @@ class Child:
             numbers = map(str, (*shared, int(spare)))
             command = [sys.executable, "-P", "-m", "polyrec.server.lanes.worker", name, *numbers]
             try:
-                self._process = subprocess.Popen(
+                self._process = Popen(
                     command,
                     pass_fds=(*shared, *inherited),
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,  # a program may parse the server's standard output
+                    stdin=DEVNULL,
+                    stdout=DEVNULL,  # a program may parse the server's standard output
                     env=_environment(),
                     process_group=0,  # Ctrl-C reaches only the server, which ends its workers
                 )

@@ -22,8 +22,8 @@ from benchmarks.operations.prometheus import HOW, PROGRAM, prometheus
 from deploy.compose_plan import NAME, plan_with_store
 from polyrec.cli.main import main
 from polyrec.planner.plan import load_plan, save_plan
-from polyrec.server.child import start
 from polyrec.server.grpc.messages import SERVICE, message_class
+from tests.forking import start
 
 ROOT = Path(__file__).parents[2]
 SERVICES: dict[str, Any] = yaml.safe_load((ROOT / "deploy" / "compose.yaml").read_text())["services"]

@@ -29,8 +29,8 @@ from benchmarks.operations.prometheus import (
     prometheus,
 )
 from polyrec.planner.plan import Plan, save_plan
-from polyrec.server.child import start
 from polyrec.server.metrics.metrics import Metrics
+from tests.forking import start
 
 DEPLOY = Path(__file__).parent.parent.parent / "deploy"
 FILES = sorted((DEPLOY / "grafana" / "dashboards").glob("*.json"))

@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from polyrec.loadtest.drivers.server_pages import request_buckets
-from polyrec.server.child import start
+from tests.forking import start
 
 ROOT = Path(__file__).parents[2]
 
@@ -130,6 +130,7 @@ def test_a_shape_is_followed_and_counts_are_the_servers(url: str, clicks: Path) 
     assert _requests(done.stderr) == read_counters(url) - before > 40
 
 
+@pytest.mark.long
 def test_workers_counts_add_up_and_a_missed_slo_is_the_exit_status(url: str, clicks: Path) -> None:
     environment = {"LOADTEST_DATA": str(clicks), "LOADTEST_ROWS": "1000"}
     port, before = str(_free_port()), read_counters(url)

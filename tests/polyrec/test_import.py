@@ -15,7 +15,8 @@ import tritonclient.http as triton
 from polyrec.cli import import_
 from polyrec.models.bundle.bundle import load_bundle
 from polyrec.models.errors import PolyrecError
-from polyrec.server.child import ServerProcess, start
+from polyrec.server.child import ServerProcess
+from tests.forking import start
 from tests.models.importers.foreign import (
     Request,
     Shape,

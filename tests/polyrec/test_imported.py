@@ -19,7 +19,7 @@ from polyrec.models.bundle.bundle import load_bundle
 from polyrec.planner.deployment.bundle_contents import read_tables
 from polyrec.planner.plan import load_plan
 from polyrec.planner.profile import Memory, load_profile
-from polyrec.server.child import start
+from tests.forking import start
 from tests.models.importers.foreign import Request, Shape, State, dlrm_forward, dlrm_state
 
 SHAPE = Shape(dense=3, rows=(3000, 400, 60), width=16, bottom=(8,), top=(16,))

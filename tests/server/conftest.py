@@ -32,10 +32,11 @@ from polyrec.models.training.pipeline import Learner
 from polyrec.models.training.recipe import Recipe, Training
 from polyrec.planner.plan import Plan, single_path_plan
 from polyrec.server.app.engine import Engine
-from polyrec.server.child import ServerProcess, start
+from polyrec.server.child import ServerProcess
 from polyrec.server.http.access import Access
 from polyrec.server.http.admin import Admin
 from polyrec.server.http.app import create_app
+from tests.forking import start, worker
 from tests.server.placing import TOKEN
 
 Row = dict[str, Any]
@@ -65,6 +66,12 @@ class Request:
     @property
     def candidates(self) -> dict[str, list[Any]]:
         return self.table.select(self.schema.candidate.names).to_pydict()
+
+
+@pytest.fixture(autouse=True)
+def _workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forks the workers of lanes that engines of this process open."""
+    monkeypatch.setattr("polyrec.server.lanes.child.Popen", worker)
 
 
 @pytest.fixture(scope="session")

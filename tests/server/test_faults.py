@@ -20,7 +20,8 @@ from polyrec.loadtest.drivers.load import load_of
 from polyrec.loadtest.drivers.open_loop import Limits, run
 from polyrec.loadtest.results.outcome import Outcome
 from polyrec.planner.plan import Plan, PlannedLane, save_plan
-from polyrec.server.child import ServerProcess, start
+from polyrec.server.child import ServerProcess
+from tests.forking import start
 
 BODY = b'{"candidates": [{"item": "1"}, {}, {"item": "3"}]}'
 MEANT = {200, 429, 503, 504}

@@ -13,7 +13,8 @@ import orjson
 import pytest
 
 from polyrec.loadtest.drivers.server_pages import MetricSamples
-from polyrec.server.child import ServerProcess, start
+from polyrec.server.child import ServerProcess
+from tests.forking import start
 
 ROUNDS = 6
 PREDICT, RANK = "/v1/predict", "/v1/rank"

@@ -11,7 +11,7 @@ from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.tiers.tier_settings import RemoteStore, TierCuts
 from polyrec.planner.placement import PlacedPath, Placement
 from polyrec.planner.plan import Plan, save_plan
-from polyrec.server.child import start
+from tests.forking import start
 
 TOKEN = "s3cret-token-of-sixteen"
 PAGES = ("/v1/plan", "/v1/paths", "/v1/status", "/v1/route", "/", "/metrics", "/readyz", "/livez", "/v2")

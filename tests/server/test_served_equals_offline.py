@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from polyrec.planner.plan import Plan, save_plan
-from polyrec.server.child import start
+from tests.forking import start
 from tests.models.executions import EXECUTIONS, RUNTIMES
 
 TOLERANCE = 1e-5

@@ -13,7 +13,7 @@ from polyrec.loadtest.drivers.server_pages import (
     read_metrics,
     request_buckets,
 )
-from polyrec.server.child import start
+from tests.forking import start
 
 PAGE = """
 # TYPE polyrec_request_seconds histogram

@@ -26,7 +26,8 @@ from polyrec.loadtest.traffic.request_bodies import (
     read_prediction,
     read_ranking,
 )
-from polyrec.server.child import ServerProcess, start
+from polyrec.server.child import ServerProcess
+from tests.forking import start
 
 SCHEMA = {
     "dense": [{"name": "price"}, {"name": "age", "role": "context"}],

@@ -28,7 +28,7 @@ from polyrec.cli.live_view import (
 )
 from polyrec.cli.main import main
 from polyrec.loadtest.drivers.server_pages import read_metrics
-from polyrec.server.child import start
+from tests.forking import start
 
 
 @pytest.fixture(scope="module")

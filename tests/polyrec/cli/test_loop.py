@@ -74,6 +74,7 @@ def test_one_iteration_is_held_by_a_person_released_and_shown(
     assert "has ended: published" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_a_failure_is_one_line_and_the_next_run_goes_on(
     run: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

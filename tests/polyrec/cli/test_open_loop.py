@@ -12,7 +12,7 @@ from polyrec.cli.load import DRIVER_TOO_SLOW, NOTHING_SERVED, SLO_MISSED
 from polyrec.cli.main import main
 from polyrec.cli.open_loop import bodies
 from polyrec.loadtest.drivers.connection import LoadError
-from polyrec.server.child import start
+from tests.forking import start
 from tests.loadtest.serving import OK, serving
 
 

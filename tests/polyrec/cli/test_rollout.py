@@ -18,7 +18,8 @@ from polyrec.cli.main import main
 from polyrec.cli.rollout_call import lines
 from polyrec.client.admin import AdminCalls
 from polyrec.planner.rollout.decision import RolloutBounds
-from polyrec.server.child import ServerProcess, start
+from polyrec.server.child import ServerProcess
+from tests.forking import start
 
 TOKEN = "a token of sixteen and more"
 

@@ -21,7 +21,7 @@ from polyrec.models.data.reader import open_data
 from polyrec.models.data.split import TEST, fit_splitter
 from polyrec.models.schema.schema import Categorical, load_schema
 from polyrec.models.schema.vocabulary import ids_of_ranks
-from polyrec.server.child import start
+from tests.forking import start
 
 ROWS = 1000
 

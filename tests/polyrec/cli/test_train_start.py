@@ -59,6 +59,7 @@ def test_options_that_contradict_a_warm_start_are_refused(
     assert reason in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_several_workers_go_on_from_a_bundle(bundle_dir: Path, tmp_path: Path) -> None:
     """In a process of its own: workers join a group by the environment."""
     later = generate(tmp_path / "later.parquet", 2000, seed=9, items=400, users=300).path

@@ -34,7 +34,7 @@ def train_by_two(folder: Path, without_clicks: str) -> subprocess.CompletedProce
     return subprocess.run(command, cwd=folder, capture_output=True, text=True)
 
 
-@pytest.mark.parametrize("part", ["train", "validation"])
+@pytest.mark.parametrize("part", ["train", pytest.param("validation", marks=pytest.mark.long)])
 def test_rows_of_one_class_give_warnings(tmp_path: Path, part: str) -> None:
     done = train_by_two(tmp_path, part)
     assert "Traceback" not in done.stderr

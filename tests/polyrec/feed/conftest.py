@@ -7,7 +7,8 @@ import pytest
 from polyrec.models.bundle.bundle import Bundle, load_bundle, write_bundle
 from polyrec.models.bundle.reserve import reserve
 from polyrec.planner.plan import save_plan
-from polyrec.server.child import ServerProcess, start
+from polyrec.server.child import ServerProcess
+from tests.forking import start
 from tests.server.placing import placed_plan
 
 TOKEN = "a token of sixteen and more"

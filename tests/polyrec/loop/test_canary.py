@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import threading
@@ -24,7 +25,8 @@ from polyrec.client.admin import AdminCalls
 from polyrec.models.bundle.bundle import Bundle, load_bundle, write_bundle
 from polyrec.models.schema.schema import Schema
 from polyrec.planner.plan import load_plan, save_plan, single_path_plan
-from polyrec.server.child import ServerProcess, start
+from polyrec.server.child import ServerProcess
+from tests.forking import start
 from tests.polyrec.loop.conftest import with_scaled_weights
 
 TOKEN, CLIENT = "a token of sixteen and more", "a token of a shop, for rankings"
@@ -35,9 +37,11 @@ LAX = (
 )
 
 
-@pytest.fixture(autouse=True)
-def _token(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("POLYREC_ADMIN_TOKEN", TOKEN)
+@pytest.fixture(scope="module", autouse=True)
+def _token() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("POLYREC_ADMIN_TOKEN", TOKEN)
+        yield
 
 
 class Shop:
@@ -88,17 +92,14 @@ class Shop:
             thread.join()
 
 
-@pytest.fixture
-def server(tmp_path: Path, bundle: Bundle) -> Iterator[ServerProcess]:
-    save_plan(single_path_plan(bundle.path, "table", "onnx"), tmp_path / "plan.json")
-    clients = [{"name": "shop", "token": CLIENT, "rights": ["feedback"], "requests_per_second": 10_000}]
-    (tmp_path / "tokens.json").write_text(json.dumps({"clients": clients}))
+@contextmanager
+def serving(folder: Path) -> Iterator[ServerProcess]:
     settings = {
-        "tokens": tmp_path / "tokens.json",
-        "plan": tmp_path / "plan.json",
+        "tokens": folder / "tokens.json",
+        "plan": folder / "plan.json",
         "admin_token": TOKEN,
         "drain_grace_s": 0,
-        "prediction_log": tmp_path / "log",
+        "prediction_log": folder / "log",
         "prediction_log_flush_s": 0.2,
         "prediction_log_window_s": 1,
         "default_budget_ms": 10_000,
@@ -107,91 +108,132 @@ def server(tmp_path: Path, bundle: Bundle) -> Iterator[ServerProcess]:
         yield child
 
 
-@pytest.fixture
-def shop(server: ServerProcess, tmp_path: Path, bundle: Bundle, days: Sequence[pa.Table]) -> Iterator[Shop]:
-    """A shop that has visited, its answers and clicks in the log."""
-    rows = days[0].slice(0, int(request_starts(days[0], bundle.manifest.schema_)[250]))
-    found = Shop(server.url, rows, bundle.manifest.schema_)
-    found.visit("first")
-    patience = time.monotonic() + 60
-    while logged(tmp_path / "log" / "requests") < 250 or not logged(tmp_path / "log" / "feedback"):
-        assert time.monotonic() < patience
-        time.sleep(0.1)
-    yield found
-    found.close()
-
-
 def logged(folder: Path) -> int:
     return sum(pq.ParquetFile(file).metadata.num_rows for file in folder.rglob("part-*.parquet"))
 
 
-@pytest.fixture
-def run(server: ServerProcess, tmp_path: Path) -> Callable[..., int]:
-    def call(*more: str) -> int:
-        files = {"--plan": "plan.json", "--log": "log", "--state": "state"}
-        words = [word for flag, name in files.items() for word in (flag, str(tmp_path / name))]
-        limits = ("--least-clicks", "20", "--margin", "1", "--settle", "1s", "--url", server.url)
-        training = ("--train-options", "--epochs 1 --step-size .05")
-        while True:
-            code = main(["loop", "run", *words, *limits, *training, *LAX, "--once", *more])
-            # until the log's window has passed
-            if code or record(tmp_path)["state"] != "waiting":
-                return code
-            time.sleep(0.2)
-
-    return call
+def files_of(folder: Path) -> list[str]:
+    files = {"--plan": "plan.json", "--log": "log", "--state": "state"}
+    return [word for flag, name in files.items() for word in (flag, str(folder / name))]
 
 
-def record(tmp_path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((tmp_path / "state/iterations/0001/record.json").read_text())
+def run_once(folder: Path, server: ServerProcess, *more: str) -> int:
+    limits = ("--least-clicks", "20", "--margin", "1", "--settle", "1s", "--url", server.url)
+    training = ("--train-options", "--epochs 1 --step-size .05")
+    while True:
+        code = main(["loop", "run", *files_of(folder), *limits, *training, *LAX, "--once", *more])
+        # until the log's window has passed
+        if code or record(folder)["state"] != "waiting":
+            return code
+        time.sleep(0.2)
+
+
+def record(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "state/iterations/0001/record.json").read_text())
     return found
+
+
+@pytest.fixture(scope="module")
+def visits(days: Sequence[pa.Table], bundle: Bundle) -> pa.Table:
+    return days[0].slice(0, int(request_starts(days[0], bundle.manifest.schema_)[250]))
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, _token: None, bundle: Bundle, visits: pa.Table) -> Path:
+    """A folder of a server's plan, its log of visits, and a loop whose canary is next: `state` and `trained`.
+
+    A training takes longer than what follows, so it is one for all.
+    """
+    folder = tmp_path_factory.mktemp("canary")
+    save_plan(single_path_plan(bundle.path, "table", "onnx"), folder / "plan.json")
+    clients = [{"name": "shop", "token": CLIENT, "rights": ["feedback"], "requests_per_second": 10_000}]
+    (folder / "tokens.json").write_text(json.dumps({"clients": clients}))
+    with serving(folder) as server:
+        shop = Shop(server.url, visits, bundle.manifest.schema_)
+        shop.visit("first")
+        shop.close()
+        patience = time.monotonic() + 60
+        while logged(folder / "log" / "requests") < 250 or not logged(folder / "log" / "feedback"):
+            assert time.monotonic() < patience
+            time.sleep(0.1)
+        (folder / "state" / "control").mkdir(parents=True)
+        state = ["--state", str(folder / "state")]
+        main(["loop", "hold", "canary", *state])
+        assert run_once(folder, server) == 3
+        assert record(folder)["step"] == "canary"
+        main(["loop", "release", "canary", *state])
+    shutil.copytree(folder / "state", folder / "trained")
+    return folder
+
+
+@pytest.fixture
+def folder(trained: Path) -> Path:
+    """That folder, its state as it was."""
+    shutil.rmtree(trained / "state")
+    shutil.copytree(trained / "trained", trained / "state")
+    return trained
+
+
+@pytest.fixture
+def server(folder: Path) -> Iterator[ServerProcess]:
+    """A server of the plan from before the canary."""
+    with serving(folder) as child:
+        yield child
+
+
+@pytest.fixture
+def shop(server: ServerProcess, visits: pa.Table, bundle: Bundle) -> Iterator[Shop]:
+    found = Shop(server.url, visits, bundle.manifest.schema_)
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def run(server: ServerProcess, folder: Path) -> Callable[..., int]:
+    return lambda *more: run_once(folder, server, *more)
 
 
 @pytest.mark.long
 def test_loop_trains_on_the_log_tries_a_canary_and_promotes_it(
-    shop: Shop, server: ServerProcess, run: Callable[..., int], tmp_path: Path, bundle: Bundle
+    shop: Shop, server: ServerProcess, run: Callable[..., int], folder: Path, bundle: Bundle
 ) -> None:
+    shutil.rmtree(folder / "state")
     with shop.visiting():
         assert run("--max-psi", "1", "--max-loss", "1") == 0
-    found = record(tmp_path)
+    found = record(folder)
     assert (found["state"], found["serving"]) == ("promoted", bundle.manifest.version)
     assert [d["step"] for d in found["done"]] == ["check", "train", "evaluate", "publish", "canary"]
-    new = load_bundle(load_plan(tmp_path / "state" / "plan.json").paths[0].bundle)
+    new = load_bundle(load_plan(folder / "state" / "plan.json").paths[0].bundle)
     assert found["done"][1]["result"]["figures"]["version"] == new.manifest.version
     with AdminCalls(server.url) as calls:
         ended = calls.get("rollout")["ended"][0]
     page = httpx.get(f"{server.url}/v1/status", headers={"Authorization": f"Bearer {CLIENT}"}).text
     assert "loop: iteration 1: evaluate: information gain" in page
     assert "loop: iteration 1: promoted" in page
-    assert str(tmp_path) not in page
+    assert str(folder) not in page
     assert (ended["outcome"], ended["canary_version"]) == ("promoted", new.manifest.version)
 
 
 def test_a_bad_bundle_is_rolled_back_by_the_canary_and_forced_by_a_person(
-    shop: Shop, server: ServerProcess, run: Callable[..., int], tmp_path: Path, bundle: Bundle
+    shop: Shop, server: ServerProcess, run: Callable[..., int], folder: Path, bundle: Bundle
 ) -> None:
-    state = ["--state", str(tmp_path / "state")]
-    (tmp_path / "state" / "control").mkdir(parents=True)
-    main(["loop", "hold", "canary", *state])
-    assert run() == 3
-    assert record(tmp_path)["step"] == "canary"
+    state = ["--state", str(folder / "state")]
     # as if the evaluation had not seen it
-    good = load_bundle(tmp_path / "state/iterations/0001/bundle")
+    good = load_bundle(folder / "state/iterations/0001/bundle")
     halved = with_scaled_weights(good.model(), lambda _: 0.5)
     parts = (good.manifest.representation, good.encoder, {}, good.manifest.training)
     version = write_bundle(good.path, halved, *parts, replace=True).manifest.version
-    text = (tmp_path / "state/iterations/0001/record.json").read_text()
-    trained = record(tmp_path)["done"][1]["result"]["figures"]["version"]
-    (tmp_path / "state/iterations/0001/record.json").write_text(text.replace(trained, version))
-    main(["loop", "release", "canary", *state])
+    text = (folder / "state/iterations/0001/record.json").read_text()
+    trained = record(folder)["done"][1]["result"]["figures"]["version"]
+    (folder / "state/iterations/0001/record.json").write_text(text.replace(trained, version))
     with shop.visiting():
         assert run() == 3
-    found = record(tmp_path)
+    found = record(folder)
     assert (found["state"], found["step"]) == ("rolled_back", "canary")
     assert found["done"][-1]["result"]["reason"].startswith("rolled back after")
     assert main(["loop", "force", *state]) == 0
     assert run() == 0
-    assert record(tmp_path)["state"] == "promoted"
+    assert record(folder)["state"] == "promoted"
     with AdminCalls(server.url) as calls:
         outcomes = [(e["outcome"], e["reason"]) for e in calls.get("rollout")["ended"]]
     assert outcomes[0] == ("promoted", "forced by a person")
@@ -199,43 +241,31 @@ def test_a_bad_bundle_is_rolled_back_by_the_canary_and_forced_by_a_person(
 
 
 def test_a_canary_without_requests_is_rolled_back_after_its_time(
-    shop: Shop, run: Callable[..., int], tmp_path: Path
+    run: Callable[..., int], folder: Path
 ) -> None:
     assert run("--canary-for", "1s") == 3
-    found = record(tmp_path)
+    found = record(folder)
     assert found["state"] == "rolled_back"
     assert "not promoted within 1 s" in found["done"][-1]["result"]["reason"]
 
 
 def test_a_server_of_another_version_holds_the_iteration(
-    shop: Shop, server: ServerProcess, run: Callable[..., int], tmp_path: Path, nested: Bundle
+    server: ServerProcess, run: Callable[..., int], folder: Path, nested: Bundle
 ) -> None:
-    state = ["--state", str(tmp_path / "state")]
-    (tmp_path / "state" / "control").mkdir(parents=True)
-    main(["loop", "hold", "canary", *state])
-    assert run() == 3
-    save_plan(single_path_plan(nested.path, "table", "onnx", width=8), tmp_path / "other.json")
+    save_plan(single_path_plan(nested.path, "table", "onnx", width=8), folder / "other.json")
     with AdminCalls(server.url) as calls:
-        calls.post("reload", {"plan": str(tmp_path / "other.json")})
-    main(["loop", "release", "canary", *state])
+        calls.post("reload", {"plan": str(folder / "other.json")})
     assert run() == 3
-    found = record(tmp_path)
+    found = record(folder)
     assert found["state"] == "held"
     assert f"the server serves version {nested.manifest.version}" in found["done"][-1]["result"]["reason"]
 
 
-@pytest.mark.parametrize("meanwhile", ["nothing", "promote"])
+@pytest.mark.parametrize("meanwhile", [pytest.param("nothing", marks=pytest.mark.long), "promote"])
 def test_a_killed_loop_finds_its_canary_again(
-    shop: Shop, server: ServerProcess, run: Callable[..., int], tmp_path: Path, meanwhile: str
+    server: ServerProcess, run: Callable[..., int], folder: Path, meanwhile: str
 ) -> None:
-    state = ["--state", str(tmp_path / "state")]
-    (tmp_path / "state" / "control").mkdir(parents=True)
-    main(["loop", "hold", "canary", *state])
-    assert run() == 3
-    main(["loop", "release", "canary", *state])
-    files = {"--plan": "plan.json", "--log": "log", "--state": "state"}
-    words = [word for flag, name in files.items() for word in (flag, str(tmp_path / name))]
-    command = [sys.executable, "-m", "polyrec", "loop", "run", *words, "--url", server.url]
+    command = [sys.executable, "-m", "polyrec", "loop", "run", *files_of(folder), "--url", server.url]
     with AdminCalls(server.url) as calls:
         with subprocess.Popen(command) as child:
             while calls.get("rollout")["rollout"] is None:
@@ -246,7 +276,7 @@ def test_a_killed_loop_finds_its_canary_again(
             calls.post("rollout/promote", {})
         assert run("--canary-for", "1s") == (0 if meanwhile == "promote" else 3)
         (ended,) = calls.get("rollout")["ended"]
-    found = record(tmp_path)
+    found = record(folder)
     assert found["state"] == ended["outcome"] == ("promoted" if meanwhile == "promote" else "rolled_back")
     version = found["done"][1]["result"]["figures"]["version"]
     assert ended["canary_version"] == version

@@ -24,7 +24,8 @@ import pytest
 from polyrec.planner.plan import Plan, PlannedLane, save_plan
 from polyrec.server.app.drain import accept_queue_length, drop_new_connections
 from polyrec.server.app.listening import listen
-from polyrec.server.child import ServerProcess, start
+from polyrec.server.child import ServerProcess
+from tests.forking import start
 
 ROOT = Path(__file__).parents[3]
 BODY = b'{"instances": [{}]}'

@@ -114,10 +114,10 @@ def test_a_process_that_cannot_be_started_again_is_tried_again(server: ServerPro
     assert second in children(pid)
 
 
-def test_all_end_with_a_signal_and_leave_the_port_free(bundle_dir: Path) -> None:
-    with start({"bundle": bundle_dir, "processes": 2, "drain_grace_s": 0}) as server:
-        pids = children(server.process.pid)
-        assert server.stop() == 0
+def test_all_end_with_a_signal_and_leave_the_port_free(server: ServerProcess) -> None:
+    """The last test of `server`."""
+    pids = children(server.process.pid)
+    assert server.stop() == 0
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
     for url in (server.url, *server.processes):
         listen("127.0.0.1", urlsplit(url).port or 0).close()

@@ -22,6 +22,7 @@ from polyrec.planner.plan import save_plan, single_path_plan
 from polyrec.server.app.listening import listen
 from polyrec.server.app.run import ACCEPTS_PER_ITERATION, duplicate_listener
 from polyrec.server.child import StartFailed, start
+from tests import forking
 
 BODY = b'{"instances": [{}]}'
 HEAD = b"POST /v1/predict HTTP/1.1\r\nHost: x\r\nContent-Length: 19\r\nExpect: 100-continue\r\n\r\n"
@@ -103,7 +104,7 @@ def test_one_that_was_started_to_outlive_its_terminal_serves_on_after_it(
 def test_while_it_drains_every_answer_ends_its_connection(bundle_dir: Path) -> None:
     """A client that keeps its connection would send the next request to a server that has ended."""
     pages = ("/v1/predict", "/v1/predict?", "/readyz")
-    with start({"bundle": bundle_dir, "drain_grace_s": 30}) as server, ExitStack() as stack:
+    with forking.start({"bundle": bundle_dir, "drain_grace_s": 30}) as server, ExitStack() as stack:
         clients = {
             (page, known): stack.enter_context(httpx.Client(base_url=server.url))
             for page in pages
@@ -151,7 +152,7 @@ def test_a_full_disk_does_not_stop_serving(bundle_dir: Path, tmp_path: Path) -> 
 
 
 def test_a_request_in_flight_is_answered_before_the_end(bundle_dir: Path) -> None:
-    with start({"bundle": bundle_dir, "drain_grace_s": 0}) as server:
+    with forking.start({"bundle": bundle_dir, "drain_grace_s": 0}) as server:
         host, port = server.url.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port)), timeout=60) as connection:
             connection.sendall(HEAD)
@@ -176,7 +177,7 @@ def test_a_client_that_never_finishes_does_not_hold_the_end_for_ever(
     bundle_dir: Path, tmp_path: Path
 ) -> None:
     settings = {"bundle": bundle_dir, "drain_grace_s": 0, "drain_timeout_s": 1}
-    with (tmp_path / "log").open("w") as log, start(settings, stderr=log) as server:
+    with (tmp_path / "log").open("w") as log, forking.start(settings, stderr=log) as server:
         host, port = server.url.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port)), timeout=60) as connection:
             connection.sendall(HEAD)

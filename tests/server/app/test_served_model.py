@@ -10,9 +10,9 @@ import pytest
 from polyrec.planner.plan import Plan
 from polyrec.server.app.engine import Engine
 from polyrec.server.app.served_model import ALIAS, served_model, version_number
-from polyrec.server.child import start
 from polyrec.server.errors import NotFound
 from polyrec.server.http.app import create_app
+from tests.forking import start
 
 
 def test_a_version_has_one_number_that_clients_can_parse() -> None:

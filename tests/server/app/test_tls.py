@@ -17,8 +17,9 @@ import pytest
 
 from polyrec.server.app.settings import SettingsError, load_settings
 from polyrec.server.app.tls import TlsError, check_tls, reload_tls
-from polyrec.server.child import StartFailed, start
+from polyrec.server.child import StartFailed
 from polyrec.server.http.connection.handshake import HANDSHAKE_S
+from tests.forking import start
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl on this machine")
 

@@ -10,8 +10,9 @@ import grpc
 import numpy as np
 import pytest
 
-from polyrec.server.child import ServerProcess, start
+from polyrec.server.child import ServerProcess
 from polyrec.server.grpc.messages import SERVICE, message_class
+from tests.forking import start
 
 Arrays = dict[str, Any]
 DATATYPES = {np.dtype(np.float32): "FP32", np.dtype(np.int64): "INT64", np.dtype(np.int32): "INT32"}

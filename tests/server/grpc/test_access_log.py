@@ -12,9 +12,9 @@ from typing import Any
 
 import grpc
 
-from polyrec.server.child import start
 from polyrec.server.grpc.health import HEALTH
 from polyrec.server.grpc.messages import SERVICE
+from tests.forking import start
 from tests.server.grpc.conftest import Stub, infer_request
 
 METADATA = (("x-request-id", "shop-7"), ("authorization", "Bearer secret"))

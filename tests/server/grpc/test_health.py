@@ -12,8 +12,8 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from polyrec.server.child import start
 from polyrec.server.grpc.messages import SERVICE
+from tests.forking import start
 from tests.server.grpc.conftest import Stub
 
 Response = health_pb2.HealthCheckResponse

@@ -18,8 +18,9 @@ import pytest
 
 from polyrec.loadtest.drivers.server_pages import MetricSamples
 from polyrec.server.app.listening import address_of, reserve
-from polyrec.server.child import ServerProcess, StartFailed, start
+from polyrec.server.child import ServerProcess, StartFailed
 from polyrec.server.grpc.messages import SERVICE
+from tests.forking import start
 from tests.server.app.test_tls import certified
 from tests.server.grpc.conftest import Stub, infer_request, probabilities
 from tests.server.grpc.test_access_log import field, frame

@@ -10,7 +10,8 @@ import grpc
 import httpx
 import pytest
 
-from polyrec.server.child import ServerProcess, start
+from polyrec.server.child import ServerProcess
+from tests.forking import start
 from tests.server.grpc.conftest import Stub, infer_request
 from tests.server.placing import ALLOWED, TOKEN
 

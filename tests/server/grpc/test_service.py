@@ -20,8 +20,9 @@ import pytest
 from polyrec.loadtest.drivers.server_pages import MetricSamples
 from polyrec.models.bundle.bundle import Bundle
 from polyrec.server.app.served_model import version_number
-from polyrec.server.child import ServerProcess, start
+from polyrec.server.child import ServerProcess
 from polyrec.server.grpc.messages import SERVICE, message_class
+from tests.forking import start
 from tests.server.grpc.conftest import Stub, infer_request, probabilities
 from tests.server.http.test_oip import binary_request, ranking_arrays
 

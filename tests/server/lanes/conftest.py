@@ -19,6 +19,11 @@ from tests.models.random_batches import random_batch
 MakeBatch = Callable[..., Batch]
 
 
+@pytest.fixture(autouse=True)
+def _workers() -> None:
+    """Starts workers as everywhere outside tests: here their start is tested."""
+
+
 @pytest.fixture(scope="session")
 def paths(bundle: Bundle) -> Paths:
     """Two paths of one bundle: torch and onnx."""

@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from polyrec.server.child import start
+from tests.forking import start
 
 FEEDBACK_TOKEN, OTHER_TOKEN = "feedback-token-of-the-shop", "predictions-token-only"
 

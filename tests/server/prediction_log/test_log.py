@@ -21,8 +21,9 @@ from polyrec.loadtest.drivers.server_pages import MetricSamples
 from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.data.parquet import parquet_files
 from polyrec.models.data.prediction_log import FEEDBACK, REQUESTS, PredictionLogReader
-from polyrec.server.child import StartFailed, start
+from polyrec.server.child import StartFailed
 from polyrec.server.prediction_log.feedback import FeedbackItem, FeedbackList
+from tests.forking import start
 from tests.server.conftest import Arrays, Request
 from tests.server.grpc.conftest import Stub, infer_request, probabilities
 from tests.server.prediction_log.conftest import FEEDBACK_TOKEN, OTHER_TOKEN, LoggingServer
@@ -330,7 +331,11 @@ def _writers() -> list[int]:
                 writers.append(pid)
         except OSError:
             continue  # it ended meanwhile
-    return [pid for pid in writers if parents.get(parents[pid]) == os.getpid()]
+
+    def descends(pid: int | None) -> bool:
+        return pid == os.getpid() or (pid in parents and descends(parents[pid]))
+
+    return [pid for pid in writers if descends(pid)]
 
 
 def test_a_log_of_another_schema_is_not_continued(serve_logging: LoggingServer, tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from polyrec.server.child import ServerProcess, start
+from polyrec.server.child import ServerProcess
+from tests.forking import start
 from tests.server.placing import TOKEN
 
 

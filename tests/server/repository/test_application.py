@@ -18,7 +18,8 @@ import pytest
 from polyrec.loadtest.drivers.server_pages import MetricSamples
 from polyrec.models.bundle.bundle import Bundle, load_bundle
 from polyrec.models.runtimes import open_runtime
-from polyrec.server.child import ServerProcess, StartFailed, start
+from polyrec.server.child import ServerProcess, StartFailed
+from tests.forking import start
 from tests.server.placing import TOKEN
 
 ADMIN = {"authorization": f"Bearer {TOKEN}"}

@@ -15,7 +15,8 @@ import pytest
 import tritonclient.http as tritonhttp
 
 from polyrec.loadtest.drivers.server_pages import MetricSamples
-from polyrec.server.child import ServerProcess, start
+from polyrec.server.child import ServerProcess
+from tests.forking import start
 from tests.server.placing import TOKEN
 from tests.server.repository.test_application import ADMIN, FRUIT
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from polyrec.server.child import start
+from tests.forking import start
 from tests.server.placing import TOKEN
 
 

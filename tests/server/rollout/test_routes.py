@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 
-from polyrec.server.child import start
+from tests.forking import start
 from tests.server.placing import ALLOWED, TOKEN
 
 FRUIT = {"context": {"buyer": "b3"}, "candidates": {"fruit": ["apple", "fig", "plum"], "weight": [1, 2, 3]}}

@@ -17,8 +17,8 @@ from polyrec.models.errors import BundleError, PolyrecError
 from polyrec.planner.plan import Plan, PlanError, save_plan, single_path_plan
 from polyrec.server.app.engine import Engine
 from polyrec.server.app.settings import Settings, SettingsError
-from polyrec.server.child import start
 from polyrec.server.source.model_source import ModelSource
+from tests.forking import start
 from tests.models.fetching.web import serving
 from tests.server.conftest import Client, administered
 from tests.server.placing import ALLOWED, TOKEN

@@ -23,8 +23,8 @@ from polyrec.models.tiers.updates.update import TableUpdate, apply_update
 from polyrec.planner.plan import Plan, PlanError, PlannedPath, save_plan, single_path_plan
 from polyrec.planner.profile import Profile, save_profile
 from polyrec.server.app.engine import Engine
-from polyrec.server.child import start
 from polyrec.server.clock import clock
+from tests.forking import start
 from tests.models.tiers.redis_server import RedisServer
 from tests.planner.planning import machine, path
 from tests.server.conftest import Client, Request

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
-from polyrec.server.child import start
+from tests.forking import start
 from tests.server.tracing.conftest import Collector, attributes
 
 pytestmark = pytest.mark.long  # a server, a collector and an exporting process each

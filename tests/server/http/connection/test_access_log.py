@@ -13,9 +13,9 @@ import httpx
 import pytest
 
 from polyrec.server.app.engine import Engine
-from polyrec.server.child import start
 from polyrec.server.http.connection.access_log import MAX_ROUTE_LENGTH, AccessLog, AnsweredBy
 from polyrec.server.http.connection.limits import ConnectionLimits
+from tests.forking import start
 from tests.server.http.connection.wire import head, local
 
 BODY = b'{"instances": [{}]}'

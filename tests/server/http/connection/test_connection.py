@@ -13,9 +13,10 @@ import pytest
 
 from polyrec.planner.plan import Plan
 from polyrec.server.app.engine import Engine
-from polyrec.server.child import ServerProcess, start
+from polyrec.server.child import ServerProcess
 from polyrec.server.http.connection.head import MAX_HEAD_BYTES, MAX_URL_BYTES
 from polyrec.server.http.connection.limits import ConnectionLimits
+from tests.forking import start
 from tests.server.http.connection.wire import connected, exchange, head, local, status_and_body
 
 BODY = b'{"instances": [{}]}'
@@ -271,11 +272,12 @@ def test_answered_requests_leave_nothing_for_the_garbage_collector(
     asks = (b"60000", 200), (b"0.001", 504), (b"never", 400)
 
     async def run() -> list[int]:
+        """Returns the least that three rounds leave: threads of other tests may leave something in one."""
         engine = Engine()
         engine.load(plan)
         left = []
         connection, transport = connected(engine)
-        for budget_ms, status in asks * 2:
+        for budget_ms, status in asks * 4:
             for _ in range(20):
                 transport.sent = b""
                 connection.data_received(head(page, len(body), b"X-Latency-Budget-Ms: " + budget_ms) + body)
@@ -284,7 +286,8 @@ def test_answered_requests_leave_nothing_for_the_garbage_collector(
                 assert transport.sent.startswith(b"HTTP/1.1 %d " % status)
             left.append(gc.collect())
         engine.close()
-        return left[len(asks) :]  # the first time much is made that stays
+        # in the first round much is made that stays
+        return [min(left[i :: len(asks)][1:]) for i in range(len(asks))]
 
     gc.disable()
     try:

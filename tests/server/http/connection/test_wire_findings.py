@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from polyrec.server.child import ServerProcess, start
+from polyrec.server.child import ServerProcess
+from tests.forking import start
 from tests.server.http.connection.talk import Talk, get, post
 from tests.server.http.streams.asks import H2C, WEBSOCKET, Headers
 from tests.server.http.streams.malformed import KINDS

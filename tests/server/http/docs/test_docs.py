@@ -15,9 +15,10 @@ from polyrec.models.bundle.bundle import Bundle
 from polyrec.planner.plan import Plan
 from polyrec.server.app.engine import Engine
 from polyrec.server.app.served_model import version_number
-from polyrec.server.child import ServerProcess, start
+from polyrec.server.child import ServerProcess
 from polyrec.server.http.app import create_app
 from polyrec.server.http.docs import FILES, POLICY
+from tests.forking import start
 
 jsonschema = pytest.importorskip("jsonschema")
 

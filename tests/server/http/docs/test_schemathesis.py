@@ -14,7 +14,7 @@ import pytest
 
 from polyrec.models.bundle.bundle import Bundle
 from polyrec.planner.plan import save_plan
-from polyrec.server.child import start
+from tests.forking import start
 from tests.server.placing import TOKEN, placed_plan
 
 pytest.importorskip("schemathesis")

@@ -20,7 +20,7 @@ import pytest
 from PIL import Image
 
 from benchmarks.operations.browser import PROGRAM, Page, browser
-from polyrec.server.child import start
+from tests.forking import start
 
 pytestmark = pytest.mark.long
 HERE = Path(__file__).parent

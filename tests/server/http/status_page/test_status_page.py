@@ -14,10 +14,11 @@ from benchmarks.operations.browser import PROGRAM, Page, browser
 from polyrec.planner.plan import Plan
 from polyrec.planner.routing.explain import RouterSnapshot
 from polyrec.server.app.engine import Engine
-from polyrec.server.child import ServerProcess, start
+from polyrec.server.child import ServerProcess
 from polyrec.server.http.app import create_app
 from polyrec.server.http.documents import StatusResponse
 from polyrec.server.http.status_page import FILES
+from tests.forking import start
 
 TAB, ESCAPE, LEFT = 9, 27, 37
 RECORDED = Path(__file__).parent / "status.json"

@@ -17,11 +17,11 @@ import uvloop
 from polyrec.models.bundle.bundle import Bundle
 from polyrec.server.app.engine import Engine
 from polyrec.server.app.settings import Settings
-from polyrec.server.child import start
 from polyrec.server.http.access import Access
 from polyrec.server.http.admin import Admin
 from polyrec.server.http.app import create_app
 from polyrec.server.source.model_source import ModelSource
+from tests.forking import start
 from tests.server.http.streams.client import Barrier, play
 from tests.server.http.streams.corpus import Corpus, corpus_of
 from tests.server.http.streams.reference import Reference, differences
