@@ -173,7 +173,7 @@ def _run(args: argparse.Namespace) -> int:
     from polyrec.loadtest.traffic.source import open_source
     from polyrec.models.bundle.bundle import load_bundle
     from polyrec.planner.plan import load_plan
-    from polyrec.report.load.policies import as_json, doubts, tables, verdict
+    from polyrec.report.load.policies import as_json, tables, verdict
     from polyrec.report.page import make_folder, require_matplotlib
     from polyrec.report.text import terminal
 
@@ -220,8 +220,6 @@ def _run(args: argparse.Namespace) -> int:
         return 0
     print(f"{verdict(comparison)}\n")
     print(terminal(tables(comparison)))
-    for doubt in doubts(comparison.trials, conditions, len(plan.paths)):
-        print(f"warning: {doubt}", file=sys.stderr)
     if args.out:
         print(page)
     return 0
