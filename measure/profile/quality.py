@@ -19,7 +19,7 @@ import numpy as np
 from polyrec.measure.profile.candidates import Candidate
 from polyrec.measure.profile.log import SampleLog
 from polyrec.models.bundle.bundle import Bundle
-from polyrec.models.bundle.manifest import NET
+from polyrec.models.bundle.manifest import NET, with_width
 from polyrec.models.data.split import NAMES
 from polyrec.models.evaluation.comparison import LEVEL, percentiles, samples, widened
 from polyrec.models.evaluation.metrics import evaluate
@@ -70,11 +70,6 @@ MAX_LOSS = 2e-4
 NONE_GIVEN: Mapping[str, float] = {}
 
 
-def at_width(label: str, bundle: Bundle) -> str:
-    """Returns a bundle's label with its nested width, if it is at one: `runs/table.w16`."""
-    return label if bundle.width is None else f"{label}.w{bundle.width}"
-
-
 def bundle_quality(
     candidate: Candidate,
     bundles: Mapping[str, Bundle],
@@ -89,7 +84,7 @@ def bundle_quality(
     """
     bundle, precision = candidate.bundle, candidate.path.precision
     source, notes = bundle, []
-    for label, labeled in ((at_width(n, bundle), b) for n, b in bundles.items()):
+    for label, labeled in ((with_width(n, bundle.width), b) for n, b in bundles.items()):
         if labeled.files is bundle.files and label in given:
             return PathQuality(given[label], {}, "given", label, f"quality of '{label}' as given")
     if metric not in bundle.test_metrics:

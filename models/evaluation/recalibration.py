@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from polyrec.models.bundle.bundle import Bundle, require_target, write_bundle
-from polyrec.models.bundle.manifest import CALIBRATED, COUNTED, metrics_key
+from polyrec.models.bundle.manifest import CALIBRATED, COUNTED, with_width
 from polyrec.models.bundle.reorder import reordered
 from polyrec.models.data.access_log import AccessLog
 from polyrec.models.data.encoded import EncodedRows, encode
@@ -105,7 +105,7 @@ def observe_data(
             p = _predict(open_runtime("torch", view), data, rows, advance)
             group = None if data.group is None else data.group[rows]
             quality = evaluate(p, data.label[rows], group, schema.label.negatives_kept)
-            metrics[metrics_key("test", view.width)] = quality.as_dict()
+            metrics[with_width("test", view.width)] = quality.as_dict()
         activations = observe_activations(bundle.model(), data.batch, rows)
         total = data.rows
     origin = {"data": Path(path).name, "rows": total, "measured_rows": int(rows.size)}

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from polyrec.models.bundle.bundle import Bundle, require_target, write_bundle
-from polyrec.models.bundle.manifest import metrics_key
+from polyrec.models.bundle.manifest import with_width
 from polyrec.models.data.encoded import MEMORY_BYTES, EncodedRows, encode
 from polyrec.models.data.reader import DataReader
 from polyrec.models.data.split import TEST, TRAIN, VALIDATION, Splitter, fit_splitter
@@ -362,7 +362,7 @@ def named_by_width(
     split: str, quality: Mapping[int | None, Quality]
 ) -> dict[str, dict[str, float | int | None]]:
     """Returns the figures as a manifest's `metrics` stores them; JSON-serializable."""
-    return {metrics_key(split, width): found.as_dict() for width, found in quality.items()}
+    return {with_width(split, width): found.as_dict() for width, found in quality.items()}
 
 
 def quality_on_test(

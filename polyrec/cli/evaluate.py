@@ -150,13 +150,14 @@ def _check_flags(args: argparse.Namespace, baseline: str) -> None:
 def _bundles(paths: list[str], baseline: str) -> tuple[dict[str, Bundle], str]:
     """Loads the bundles by label; also returns the baseline's label."""
     from polyrec.models.bundle.bundle import load_bundle
+    from polyrec.models.bundle.manifest import with_width
 
     labels = labels_of(paths)
     bundles, baseline_label = {}, labels[baseline]
     for path in paths:
         # compare nested widths like bundles; the widest represents the bundle
         for view in load_bundle(path).by_width():
-            label = labels[path] + ("" if view.width is None else f".w{view.width}")
+            label = with_width(labels[path], view.width)
             bundles[label] = view
             if path == baseline:
                 baseline_label = label

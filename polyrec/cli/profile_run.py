@@ -152,11 +152,11 @@ def _given_qualities(
 ) -> dict[str, float]:
     """Returns the values of --quality, by label of a bundle or of one of its widths."""
     from polyrec.cli.quality_argument import parse_quality
-    from polyrec.measure.profile.quality import at_width
+    from polyrec.models.bundle.manifest import with_width
     from polyrec.planner.profile import ProfileError
 
     labels_of_views = {
-        at_width(path, view): at_width(labels[path], view)
+        with_width(path, view.width): with_width(labels[path], view.width)
         for path in args.bundles
         for view in bundles[labels[path]].by_width()
     }
