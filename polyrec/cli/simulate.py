@@ -67,7 +67,8 @@ def run(args: argparse.Namespace) -> int:
     from polyrec.planner.simulation.bound import bound
     from polyrec.planner.simulation.costs import load_costs
     from polyrec.planner.simulation.faults import parse_fault
-    from polyrec.planner.simulation.simulator import Simulator, information, specs
+    from polyrec.planner.simulation.simulator import Simulator, specs
+    from polyrec.planner.simulation.trace import Trace
     from polyrec.planner.traffic import TrafficError, parse_traffic
 
     plan = load_plan(args.plan)
@@ -90,7 +91,8 @@ def run(args: argparse.Namespace) -> int:
     if not arrival_s.size:
         raise TrafficError(f"no query arrives within {args.seconds:g} s; simulate longer")
     rows = traffic.sizes.sample(arrival_s.size, rng)
-    best = bound(paths, lanes, plan.limits, arrival_s, rows, budget_s) if args.bound else None
+    trace = Trace(paths, plan.limits, arrival_s, rows, budget_s)
+    best = bound(trace, lanes) if args.bound else None
 
     results = []
     for routing in routings:
@@ -98,25 +100,15 @@ def run(args: argparse.Namespace) -> int:
         with tqdm(
             total=arrival_s.size, desc=routing.policy, unit="queries", disable=None, leave=False
         ) as bar:
-            simulator = Simulator(
-                paths,
-                lanes,
-                routing,
-                plan.limits,
-                arrival_s,
-                rows,
-                budget_s,
-                np.random.default_rng([args.seed, 1]),
-                faults,
-                costs,
-            )
+            rng = np.random.default_rng([args.seed, 1])
+            simulator = Simulator(trace, lanes, routing, rng, faults, costs)
             outcomes = simulator.run(lambda n, bar=bar: bar.update(n - bar.n))  # type: ignore[misc]
         took_s = perf_counter() - began
         figures = outcomes.figures(until_s=args.seconds)
         entry: dict[str, Any] = {"policy": routing.policy, **figures.as_dict()}
         if best is not None:
             entry["of_bound"] = (
-                float(information(outcomes).sum() / best.information) if best.information else None
+                float(outcomes.information.sum() / best.information) if best.information else None
             )
         entry["simulated_queries_s"] = arrival_s.size / took_s
         entry["course"] = outcomes.over_time(args.seconds / STEPS)
