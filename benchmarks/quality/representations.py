@@ -100,7 +100,9 @@ def predictions_of(plan: Plan, runs: Mapping[tuple[str, int], Bundle], bars: Pro
         ways.setdefault(way, {})[f"{name}-{seed}"] = bundle
     found: dict[str, Any] = {}
     for (runtime, precision), bundles in ways.items():
-        part = predict_all(bundles, plan.reader.path, (TEST,), runtime, "cpu", precision, phase=bars.phase)
+        part = predict_all(
+            bundles, plan.reader.path, (TEST,), runtime=runtime, precision=precision, phase=bars.phase
+        )
         found |= part.probabilities
     ordered = {f"{name}-{seed}": found[f"{name}-{seed}"] for name, seed in runs}
     return Predictions(part.label, part.group, ordered)

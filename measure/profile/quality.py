@@ -21,6 +21,7 @@ from polyrec.measure.profile.log import SampleLog
 from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.bundle.manifest import NET, with_width
 from polyrec.models.data.split import NAMES
+from polyrec.models.dlrm.precision import DensePrecision
 from polyrec.models.evaluation.comparison import LEVEL, percentiles, samples, widened
 from polyrec.models.evaluation.metrics import evaluate
 from polyrec.models.evaluation.predictions import predict_all
@@ -33,6 +34,9 @@ TEST = (NAMES.index("test"),)
 RESAMPLES = 400
 DEVIATIONS = 1.96
 """Standard errors of half a 95% interval."""
+MAX_LOSS = 2e-4
+"""Largest loss of AUC, over the AUC in fp32, of a dense precision that is offered by default."""
+NONE_GIVEN: Mapping[str, float] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +67,6 @@ class PathQuality:
         if self.error is None:
             return None
         return self.value - DEVIATIONS * self.error, self.value + DEVIATIONS * self.error
-
-
-MAX_LOSS = 2e-4
-"""Largest loss of AUC, over the AUC in fp32, of a dense precision that is offered by default."""
-NONE_GIVEN: Mapping[str, float] = {}
 
 
 def bundle_quality(
@@ -126,35 +125,31 @@ def measure_quality(
     file = Path(data)
     stamp = file.stat().st_mtime_ns if file.is_file() else 0
     what = f"{metric} on {data} {stamp}"
-    absent = [c for c in found if log.get(c.name, c.identity, what) is None]
-    for runtime, device, precision in dict.fromkeys(
-        (c.path.runtime, c.path.device, c.path.precision) for c in absent
-    ):
-        same_runtime = {
-            c.name: c
-            for c in absent
-            if (c.path.runtime, c.path.device, c.path.precision) == (runtime, device, precision)
-        }
+    groups: dict[tuple[str, str, DensePrecision], list[Candidate]] = {}
+    for c in found:
+        if log.get(c.name, c.identity, what) is None:
+            groups.setdefault((c.path.runtime, c.path.device, c.path.precision), []).append(c)
+    for (runtime, device, precision), absent in groups.items():
         made = predict_all(
-            {n: c.bundle for n, c in same_runtime.items()},
+            {c.name: c.bundle for c in absent},
             data,
             TEST,
-            runtime,
-            device,
-            precision,
+            runtime=runtime,
+            device=device,
+            precision=precision,
             phase=phase,
         )
         kept = made.negatives_kept
         every = list(made.probabilities.values())
         drawn = samples(made.label, every, made.group, RESAMPLES, metrics=(metric,), negatives_kept=kept)
         drawn = widened(drawn, made.label, made.group)
-        for i, (name, p) in enumerate(made.probabilities.items()):
-            figures = evaluate(p, made.label, made.group, kept).as_dict()
+        for i, c in enumerate(absent):
+            figures = evaluate(every[i], made.label, made.group, kept).as_dict()
             entry = {
                 "metrics": {k: float(v) for k, v in figures.items() if v is not None},
                 "resampled": drawn[1:, i, 0].tolist(),
             }
-            log.add(name, same_runtime[name].identity, what, entry)
+            log.add(c.name, c.identity, what, entry)
     return {c.name: _measured(c, log.get(c.name, c.identity, what), data, metric) for c in found}
 
 

@@ -42,6 +42,7 @@ def predict_all(
     bundles: Mapping[str, Bundle],
     path: str | Path,
     splits: Sequence[int],
+    *,
     runtime: str = "torch",
     device: str = "cpu",
     precision: DensePrecision = "fp32",

@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import TYPE_CHECKING
 
-from polyrec.cli.data_arguments import add_on_malformed
+from polyrec.cli.data_arguments import add_on_malformed, add_period
 from polyrec.loadtest.arguments import non_negative_int
 
 if TYPE_CHECKING:
@@ -36,10 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--baseline",
         help="bundle that the others (nested widths: its widest) are compared with (default: first)",
     )
-    for flag, meaning in (("--since", "from this time on"), ("--until", "before this time")):
-        compared.add_argument(
-            flag, metavar="TIME", help=f"only rows {meaning}, as `polyrec train` takes it; split among these"
-        )
+    add_period(compared)
     add_on_malformed(compared)
     execution = parser.add_argument_group("execution")
     execution.add_argument("--runtime", default="torch", help="torch, onnx or openvino (default torch)")
@@ -93,13 +90,13 @@ def run(args: argparse.Namespace) -> int:
             bundles,
             args.data,
             which,
-            args.runtime,
-            args.device,
-            args.precision,
-            args.on_malformed,
-            bars.phase,
-            args.since,
-            args.until,
+            runtime=args.runtime,
+            device=args.device,
+            precision=args.precision,
+            on_malformed=args.on_malformed,
+            phase=bars.phase,
+            since=args.since,
+            until=args.until,
         )
     if args.predictions:
         _save(args.predictions, predictions)
