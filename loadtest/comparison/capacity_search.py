@@ -10,6 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from math import sqrt
 
+LOWEST_RATE = 1.0
+"""Requests/s below which no capacity is searched."""
+
 
 @dataclass(slots=True)
 class CapacitySearch:
@@ -24,7 +27,6 @@ class CapacitySearch:
     growth: float = 2.0
     tries: int = 2
     max_verdicts: int = 24
-    lowest: float = 1.0
     highest: float = 100_000.0
     met: float | None = None
     missed: float | None = None
@@ -50,7 +52,7 @@ class CapacitySearch:
             return rate if rate <= self.highest else None
         if self.met is None:
             rate = self.missed / self.growth
-            return rate if rate >= self.lowest else None
+            return rate if rate >= LOWEST_RATE else None
         return None if self.missed <= self.met * self.precision else sqrt(self.met * self.missed)
 
     def record(self, rate: float, met: bool) -> None:
