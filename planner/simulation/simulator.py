@@ -37,7 +37,7 @@ from polyrec.planner.simulation.trace import Trace
 TICK_S = 0.1
 PROGRESS_EVERY = 4096
 INF = float("inf")
-Progress = Callable[[int], None]
+Progress = Callable[[int], object]
 Slowdown = Callable[[float], float]
 """Factor on all CPU time as a function of time in seconds; 1 is the speed of the calibration."""
 
@@ -123,9 +123,14 @@ class Simulator:
         self._ends: list[tuple[float, int, Dispatch | Query]] = []
         self._number = 0
 
+    @property
+    def queries(self) -> int:
+        """Number of queries in the trace."""
+        return len(self._arrival)
+
     def run(self, progress: Progress | None = None) -> Outcomes:
         """Simulates all queries. progress: called occasionally with the number of arrived queries."""
-        queries, reported = len(self._arrival), 0
+        reported = 0
         while self._ready or self._sleep_until_event():
             # the same order as in the live loop: timers, then sockets and lanes, then callbacks
             polled_s = self._now_s
@@ -139,7 +144,7 @@ class Simulator:
                 self._ready.popleft()()
             self._preempt()
         if progress is not None:
-            progress(queries)
+            progress(self.queries)
         finish_s, path, status = self._finish, self._path, self._status
         return Outcomes.of(
             self._trace, np.asarray(finish_s), np.asarray(path, np.int64), np.asarray(status, np.int64)

@@ -10,6 +10,8 @@ from polyrec.cli.data_arguments import add_on_malformed, add_period
 from polyrec.loadtest.arguments import non_negative_int
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from polyrec.models.bundle.bundle import Bundle
     from polyrec.models.evaluation.predictions import Predictions
     from polyrec.report.quality.comparison import ModelComparison
@@ -66,11 +68,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     import torch
 
-    from polyrec.cli.progress import ProgressBars
-    from polyrec.models.data.split import NAMES
     from polyrec.models.errors import PolyrecError
     from polyrec.models.evaluation.metrics import evaluate
-    from polyrec.models.evaluation.predictions import predict_all
     from polyrec.models.files import require_target_file
     from polyrec.report.page import make_folder, require_matplotlib
     from polyrec.report.quality.comparison import compare_models
@@ -84,20 +83,7 @@ def run(args: argparse.Namespace) -> int:
         require_target_file(args.predictions, PolyrecError, "--predictions")
     torch.set_num_threads(1)
     bundles, baseline_label = _bundles(args.bundles, baseline)
-    which = tuple(range(len(NAMES))) if args.split == "all" else (NAMES.index(args.split),)
-    with ProgressBars() as bars:
-        predictions = predict_all(
-            bundles,
-            args.data,
-            which,
-            runtime=args.runtime,
-            device=args.device,
-            precision=args.precision,
-            on_malformed=args.on_malformed,
-            phase=bars.phase,
-            since=args.since,
-            until=args.until,
-        )
+    predictions = _predictions(args, bundles)
     if args.predictions:
         _save(args.predictions, predictions)
     if len(bundles) == 1 and not args.report:
@@ -105,14 +91,13 @@ def run(args: argparse.Namespace) -> int:
         kept = predictions.negatives_kept
         _print_one(args, evaluate(p, predictions.label, predictions.group, kept).as_dict())
         return 0
-    runtime = f"{args.runtime} on {args.device}, dense net in {args.precision}"
     comparison = compare_models(
         bundles,
         predictions,
         baseline_label,
         data=args.data,
         split=args.split,
-        runtime=runtime,
+        runtime=f"{args.runtime} on {args.device}, dense net in {args.precision}",
         resamples=args.resamples,
         seed=args.seed,
     )
@@ -129,6 +114,27 @@ def run(args: argparse.Namespace) -> int:
     if args.report and not args.json:
         print(f"report: {folder / 'report.html'}")
     return 0
+
+
+def _predictions(args: argparse.Namespace, bundles: Mapping[str, Bundle]) -> Predictions:
+    from polyrec.cli.progress import ProgressBars
+    from polyrec.models.data.split import NAMES
+    from polyrec.models.evaluation.predictions import predict_all
+
+    splits = range(len(NAMES)) if args.split == "all" else (NAMES.index(args.split),)
+    with ProgressBars() as bars:
+        return predict_all(
+            bundles,
+            args.data,
+            splits,
+            runtime=args.runtime,
+            device=args.device,
+            precision=args.precision,
+            on_malformed=args.on_malformed,
+            phase=bars.phase,
+            since=args.since,
+            until=args.until,
+        )
 
 
 def _check_flags(args: argparse.Namespace, baseline: str) -> None:
