@@ -25,8 +25,8 @@ from polyrec.models.dlrm.precision import DensePrecision
 from polyrec.models.evaluation.comparison import LEVEL, percentiles, samples, widened
 from polyrec.models.evaluation.metrics import evaluate
 from polyrec.models.evaluation.predictions import predict_all
+from polyrec.models.progress import Phase
 from polyrec.models.schema.batch import F64
-from polyrec.models.training.pipeline import Phase
 from polyrec.planner.profile import ProfileError
 from polyrec.planner.quality import QualityDifference, QualityMetric
 

@@ -19,9 +19,9 @@ from polyrec.models.data.reader import OnMalformed, open_data
 from polyrec.models.data.split import Splitter, fit_splitter
 from polyrec.models.dlrm.precision import DensePrecision
 from polyrec.models.errors import DataError
+from polyrec.models.progress import Phase, ignore_phase
 from polyrec.models.runtimes import open_runtime, predict_rows
 from polyrec.models.schema.batch import F32, I64
-from polyrec.models.training.pipeline import Phase
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ def predict_all(
     device: str = "cpu",
     precision: DensePrecision = "fp32",
     on_malformed: OnMalformed = "fatal",
-    phase: Phase = lambda _name, _rows: lambda _done: None,
+    phase: Phase = ignore_phase,
     since: str | None = None,
     until: str | None = None,
 ) -> Predictions:

@@ -24,13 +24,13 @@ from polyrec.models.dlrm.activations import Activations, observe_activations
 from polyrec.models.errors import DataError
 from polyrec.models.evaluation.feature_drift import FEATURE_REFERENCE
 from polyrec.models.evaluation.metrics import evaluate
+from polyrec.models.progress import Phase, RowsDone, ignore_phase
 from polyrec.models.runtimes import open_runtime
 from polyrec.models.runtimes.runtime import Runtime
 from polyrec.models.schema.batch import F32, I64
 from polyrec.models.schema.encoder import Encoder
 from polyrec.models.schema.lookup_counts import LookupCounts
 from polyrec.models.schema.schema import ROLES, Role, Split
-from polyrec.models.training.pipeline import Phase
 
 BATCH_ROWS = 4096
 
@@ -59,16 +59,12 @@ class Observed:
     origin: Mapping[str, Any] = field(default_factory=dict)
 
 
-def _silent(_name: str, _rows: int | None) -> Any:
-    return lambda _done: None
-
-
 def observe_data(
     bundle: Bundle,
     path: str | Path,
     splits: Sequence[int] | None = None,
     on_malformed: OnMalformed = "fatal",
-    phase: Phase = _silent,
+    phase: Phase = ignore_phase,
 ) -> Observed:
     """Counts the lookups of all rows of a data file, and measures quality on some of them.
 
@@ -118,7 +114,7 @@ def observe_log(
     path: str | Path,
     ids: bool = False,
     on_malformed: OnMalformed = "fatal",
-    phase: Phase = _silent,
+    phase: Phase = ignore_phase,
 ) -> Observed:
     """Counts the lookups of an access log (models/data/access_log.py). Raises DataError."""
     log = AccessLog(path, bundle.manifest.schema_, ids, on_malformed)
@@ -160,7 +156,7 @@ def write_recalibrated(bundle: Bundle, observed: Observed, out: str | Path, repl
     )
 
 
-def _predict(model: Runtime, data: EncodedRows, rows: I64, progress: Any) -> F32:
+def _predict(model: Runtime, data: EncodedRows, rows: I64, progress: RowsDone) -> F32:
     """Predicts some rows, float32 [rows.size]."""
     out = np.empty(rows.size, np.float32)
     for start in range(0, rows.size, BATCH_ROWS):

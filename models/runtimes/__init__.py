@@ -8,11 +8,11 @@ value set by the operator is kept.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from polyrec.models.progress import RowsDone, ignore_rows
 from polyrec.models.runtimes.registry import runtime_kind
 from polyrec.models.schema.batch import F32
 
@@ -57,7 +57,7 @@ def best_runtime() -> tuple[str, str]:
 def predict_rows(
     runtime: Runtime,
     data: EncodedRows,
-    progress: Callable[[int], object] | None = None,
+    progress: RowsDone = ignore_rows,
     batch_rows: int = 4096,
 ) -> F32:
     """Predicts every row, in order; returns float32 [data.rows]."""
@@ -65,6 +65,5 @@ def predict_rows(
     for start in range(0, data.rows, batch_rows):
         rows = np.arange(start, min(start + batch_rows, data.rows))
         out[rows] = runtime.predict(data.batch(rows))
-        if progress:
-            progress(rows.size)
+        progress(rows.size)
     return out

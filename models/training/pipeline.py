@@ -28,6 +28,7 @@ from polyrec.models.embeddings.stage import Stage
 from polyrec.models.errors import DataError
 from polyrec.models.evaluation.feature_drift import FEATURE_REFERENCE, reference_of
 from polyrec.models.evaluation.metrics import Quality, evaluate
+from polyrec.models.progress import Phase, ignore_phase
 from polyrec.models.schema.encoder import Encoder
 from polyrec.models.schema.popularity import Calibration, calibrate
 from polyrec.models.schema.schema import Schema
@@ -52,9 +53,6 @@ from polyrec.models.training.unseen import id_dropout, lookups_to_hide, unseen_s
 from polyrec.models.training.warm.start import WarmStart
 from polyrec.models.training.workers.workers import Workers
 from polyrec.models.version import code_version
-
-Phase = Callable[[str, int | None], Callable[[int], object]]
-"""Starts a progress phase of some rows (None: unknown); returns a function to call with rows done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +99,7 @@ class Learner:
     sample: float | None = None
     calibration: Calibration | None = None
     baselines: bool = True
-    phase: Phase = lambda _name, _rows: lambda _done: None
+    phase: Phase = ignore_phase
     progress: Progress | None = None
     checkpoint: CheckpointSettings | None = None
     notice: Callable[[str], object] = lambda _line: None
