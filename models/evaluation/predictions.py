@@ -89,7 +89,7 @@ def predict_all(
                 )
             for name in family:
                 model = open_runtime(runtime, bundles[name], device, precision)
-                found[name] = predict_rows(model, data, phase(f"predict {name}", data.rows))
+                found[name] = predict_rows(model, data, progress=phase(f"predict {name}", data.rows))
     assert label is not None
     by_name = {name: found[name] for name in names}
     return Predictions(label, group, by_name, first.label.negatives_kept)

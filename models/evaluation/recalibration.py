@@ -17,22 +17,19 @@ from polyrec.models.bundle.bundle import Bundle, require_target, write_bundle
 from polyrec.models.bundle.manifest import CALIBRATED, COUNTED, with_width
 from polyrec.models.bundle.reorder import reordered
 from polyrec.models.data.access_log import AccessLog
-from polyrec.models.data.encoded import EncodedRows, encode
+from polyrec.models.data.encoded import encode
 from polyrec.models.data.reader import OnMalformed, open_data
 from polyrec.models.data.split import fit_splitter
 from polyrec.models.dlrm.activations import Activations, observe_activations
 from polyrec.models.errors import DataError
 from polyrec.models.evaluation.feature_drift import FEATURE_REFERENCE
 from polyrec.models.evaluation.metrics import evaluate
-from polyrec.models.progress import Phase, RowsDone, ignore_phase
-from polyrec.models.runtimes import open_runtime
-from polyrec.models.runtimes.runtime import Runtime
-from polyrec.models.schema.batch import F32, I64
+from polyrec.models.progress import Phase, ignore_phase
+from polyrec.models.runtimes import open_runtime, predict_rows
+from polyrec.models.schema.batch import I64
 from polyrec.models.schema.encoder import Encoder
 from polyrec.models.schema.lookup_counts import LookupCounts
 from polyrec.models.schema.schema import ROLES, Role, Split
-
-BATCH_ROWS = 4096
 
 Metrics = dict[str, float | int | None]
 
@@ -98,7 +95,7 @@ def observe_data(
             raise DataError(f"{path}: all labels of the rows to measure are equal: quality is undefined")
         for view in bundle.by_width():
             advance = phase(f"predict {view.name}", rows.size)
-            p = _predict(open_runtime("torch", view), data, rows, advance)
+            p = predict_rows(open_runtime("torch", view), data, rows, advance)
             group = None if data.group is None else data.group[rows]
             quality = evaluate(p, data.label[rows], group, schema.label.negatives_kept)
             metrics[with_width("test", view.width)] = quality.as_dict()
@@ -154,13 +151,3 @@ def write_recalibrated(bundle: Bundle, observed: Observed, out: str | Path, repl
         replace,
         observed.activations or manifest.activations,
     )
-
-
-def _predict(model: Runtime, data: EncodedRows, rows: I64, progress: RowsDone) -> F32:
-    """Predicts some rows, float32 [rows.size]."""
-    out = np.empty(rows.size, np.float32)
-    for start in range(0, rows.size, BATCH_ROWS):
-        some = rows[start : start + BATCH_ROWS]
-        out[start : start + some.size] = model.predict(data.batch(some))
-        progress(some.size)
-    return out
