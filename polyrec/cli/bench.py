@@ -181,7 +181,8 @@ def _run(args: argparse.Namespace) -> int:
     plan = load_plan(args.plan)
     policies = policies_of(plan, args.policies)
     conditions = _conditions(args)
-    if args.no_search and not _rates(args.rates):
+    rates = _rates(args.rates)
+    if args.no_search and not rates:
         raise LoadError("--no-search needs --rates: without a search the capacity is unknown")
     cores = sorted(os.sched_getaffinity(0))
     client_core = cores[-1] if args.client_core is None else args.client_core
@@ -207,7 +208,7 @@ def _run(args: argparse.Namespace) -> int:
         PolicyServer(plan, policies, server_cores, {}) as server,
     ):
         comparison = PolicyComparison(server, source, conditions, status.show)
-        _compare(args, comparison, plan, write)
+        _compare(args, rates, comparison, plan, write)
     page = write()
     if args.json:
         print(json.dumps(as_json(comparison, setup)))
@@ -219,15 +220,18 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _compare(
-    args: argparse.Namespace, comparison: PolicyComparison, plan: Plan, write: Callable[[], object]
+    args: argparse.Namespace,
+    rates: tuple[float, ...],
+    comparison: PolicyComparison,
+    plan: Plan,
+    write: Callable[[], object],
 ) -> None:
     """Runs all parts of the comparison. write: writes the figures so far, in case of an interrupt."""
     capacity = None if args.no_search else comparison.find_capacities(args.first_rate)
     write()
     if args.simulate:
         comparison.calibrate(plan)
-    shares = (round((capacity or 0.0) * share, 1) for share in LADDER)
-    comparison.run_ladder(_rates(args.rates) or tuple(shares))
+    comparison.run_ladder(rates or tuple(round((capacity or 0.0) * share, 1) for share in LADDER))
     if args.simulate:
         comparison.simulate(plan)
     base = args.step_base or (capacity and capacity * STEP_TO / 5)
