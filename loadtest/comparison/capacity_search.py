@@ -10,6 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from math import sqrt
 
+LOWEST_RATE = 1.0
+"""Requests/s below which no capacity is searched."""
+
 
 @dataclass(slots=True)
 class CapacitySearch:
@@ -25,7 +28,6 @@ class CapacitySearch:
     growth: float = 2.0
     tries: int = 2
     max_verdicts: int = 24
-    lowest: float = 1.0
     highest: float = 100_000.0
     verdicts: list[tuple[float, bool]] = field(default_factory=list)
 
@@ -62,7 +64,7 @@ class CapacitySearch:
             return rate if rate <= self.highest else None
         if met is None:
             rate = missed / self.growth
-            return rate if rate >= self.lowest else None
+            return rate if rate >= LOWEST_RATE else None
         if missed > met * self.precision:
             return sqrt(met * missed)
         return met if self._count(met, True) < self.tries else None

@@ -119,7 +119,7 @@ class PolicyComparison:
         server: PolicyServer,
         source: Source,
         conditions: Conditions,
-        progress: Progress = lambda _: None,
+        progress: Progress,
     ) -> None:
         self.server = server
         self.conditions = conditions

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polyrec.loadtest.comparison.capacity_search import CapacitySearch
+from polyrec.loadtest.comparison.capacity_search import LOWEST_RATE, CapacitySearch
 
 
 def found(search: CapacitySearch, meets_slo: object) -> CapacitySearch:
@@ -23,7 +23,7 @@ def test_capacity_is_found_to_the_given_precision(capacity: float, first: float,
         # it ends where the next rate would be too high to try
         assert search.met * search.growth > search.highest
     else:
-        assert search.missed / search.growth < search.lowest
+        assert search.missed / search.growth < LOWEST_RATE
 
 
 def test_one_bad_run_is_repeated() -> None:
