@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import math
 
+UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+
 
 def positive_float(text: str) -> float:
     """Parses a finite number above 0. Raises ArgumentTypeError."""
@@ -14,11 +16,8 @@ def positive_float(text: str) -> float:
     return number
 
 
-UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
-
-
 def duration(text: str) -> float:
-    """Parses a finite number above 0. Raises ArgumentTypeError."""
+    """Parses a time like 90s, 10m or 1.5h; returns seconds. Raises ArgumentTypeError."""
     try:
         return positive_float(text[:-1]) * UNITS[text[-1:]]
     except (KeyError, ValueError, argparse.ArgumentTypeError):

@@ -125,6 +125,20 @@ def test_every_script_and_test_that_a_source_or_page_names_exists() -> None:
     assert missing == []
 
 
+def test_every_part_of_a_path_that_a_page_quotes_exists() -> None:
+    files = [
+        f"/{name(file)}" for folder in [*ROOMS.split("|"), "tests"] for file in (ROOT / folder).rglob("*.py")
+    ]
+    missing = [
+        f"{name(page)} names {quoted}"
+        for page in PAGES
+        if page.name != "findings.md"
+        for quoted in re.findall(r"`([a-z_\d]+(?:/[a-z_\d]+)+\.py)`", page.read_text())
+        if not any(file.endswith(f"/{quoted}") for file in files)
+    ]
+    assert missing == []
+
+
 @pytest.mark.parametrize("page", ["docs/architecture.md", "docs/glossary.md"])
 def test_every_place_that_the_map_names_exists(page: str) -> None:
     named = re.findall(rf"(?<![\w/])((?:{ROOMS})/[\w/{{}},.*]*)", (ROOT / page).read_text())

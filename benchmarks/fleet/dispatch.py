@@ -32,7 +32,8 @@ from polyrec.planner.plan import Limits, Routing
 from polyrec.planner.routing.lanes.lane import LaneSpec
 from polyrec.planner.routing.lanes.path import PathSpec
 from polyrec.planner.simulation.bound import bound
-from polyrec.planner.simulation.simulator import Simulator, information
+from polyrec.planner.simulation.simulator import Simulator
+from polyrec.planner.simulation.trace import Trace
 from polyrec.planner.traffic import Arrivals, Sizes
 
 BUDGET_S = 0.08
@@ -42,6 +43,7 @@ SELECT = 0.7885
 """Assumed accuracy of `select`, between table's .7879 and DHE's .7894."""
 SIZES = Sizes(kind="lognormal", mean=1000)
 MAX_ROWS = 4096
+LIMITS = Limits(max_batch_rows=MAX_ROWS, max_queued_rows=1 << 20)
 MEAN_LOAD = 0.65
 """Mean rate as a share of all nodes' capacity on their fastest paths; peaks exceed the capacity."""
 KINDS = {"cpu4": 11, "cpu4-accelerator": 7, "cpu8": 2}
@@ -142,9 +144,8 @@ def pooled_bound(kinds: dict[str, Kind], names: Sequence[str], at: F64, rows: I6
         own, of_one = kinds[name].specs(f"{name}/")
         paths += own
         lanes += of_one * list(names).count(name)
-    limits = Limits(max_batch_rows=MAX_ROWS, max_queued_rows=1 << 20)
     bin_s = max(BIN_S, float(at[-1]) / 600)
-    return bound(paths, lanes, limits, at, rows, BUDGET_S, bin_s).information
+    return bound(Trace(paths, LIMITS, at, rows, BUDGET_S), lanes, bin_s).information
 
 
 def decision_s(policy: str, weights: Sequence[float]) -> float:
@@ -210,11 +211,9 @@ def check_node(kinds: dict[str, Kind], queries: int) -> list[dict[str, Any]]:
             at, rows = trace("poisson", kind.model.capacity, queries, load)
             paths, lanes = kind.specs("")
             most = pooled_bound(kinds, [name], at, rows)
-            limits = Limits(max_batch_rows=MAX_ROWS, max_queued_rows=1 << 20)
-            outcomes = Simulator(
-                paths, lanes, Routing(), limits, at, rows, BUDGET_S, np.random.default_rng(2)
-            ).run()
-            full = float(information(outcomes).sum())
+            whole_trace = Trace(paths, LIMITS, at, rows, BUDGET_S)
+            outcomes = Simulator(whole_trace, lanes, Routing(), np.random.default_rng(2)).run()
+            full = float(outcomes.information.sum())
             one = simulate_fleet([kind.model], [chooser("random", [1.0], 1)], at, rows, BUDGET_S, REPORT_S, 2)
             whole = outcomes.figures()
             found.append(

@@ -177,13 +177,13 @@ def _tensors(schema: Schema, size: int, rows: int) -> Iterator[Shape]:
     def infer(name: str, body: bytes) -> Shape:
         return Shape(f"infer: {name}", "infer", body)
 
-    def data(name: str, kind: str, shape: list[int], unit: bytes, most: int = size) -> bytes:
+    def data(name: str, kind: str, shape: list[int], unit: bytes) -> bytes:
         head = b'{"inputs":[{"name":"%b","datatype":"%b","shape":%b,"data":[' % (
             name.encode(),
             kind.encode(),
             json.dumps(shape).encode(),
         )
-        return filled(head, unit + b",", unit + b"]}]}", most)
+        return filled(head, unit + b",", unit + b"]}]}", size)
 
     for unit in (b"1", b"[]", b"[1,1]", b'""', b"1e-320", HARD[1], b"null"):
         for shape in ([rows, dense], [size // (len(unit) + 1), dense]):

@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from benchmarks.lanes.front_time import Front
 from polyrec.models.schema.batch import F64
 from polyrec.planner.latency_model import LatencyModel
-from polyrec.planner.simulation.bound import Trace, joint_bound
+from polyrec.planner.simulation.bound import joint_bound
+from polyrec.planner.simulation.trace import Trace
 
 GUARANTEED = (0.5, 0.5)
 STEPS = 2

@@ -25,10 +25,10 @@ from polyrec.planner.routing.router import Router
 from polyrec.planner.routing.router_state import RouterState
 from polyrec.planner.routing.sharing.machine_time import MachineTime, ModelShare, SharingModel
 from polyrec.planner.routing.sharing.pools import LanePlace
-from polyrec.planner.simulation.bound import Trace
 from polyrec.planner.simulation.costs import READ_SHARE, Costs
 from polyrec.planner.simulation.execution import ExecutionTimes
 from polyrec.planner.simulation.outcomes import Outcomes, Status
+from polyrec.planner.simulation.trace import Trace
 
 TICK_S = 0.1
 INF = float("inf")
@@ -91,19 +91,7 @@ class _Tenant:
         self.status[i], self.finish[i] = status, now_s
 
     def outcomes(self) -> Outcomes:
-        arrival_s, paths = self.trace.arrival_s, self.router.state.path_specs
-        return Outcomes(
-            tuple(p.name for p in paths),
-            tuple(p.quality for p in paths),
-            tuple(p.accuracy for p in paths),
-            arrival_s,
-            self.trace.rows,
-            arrival_s + self.trace.budgets,
-            self.finish,
-            self.path,
-            self.status,
-            float(arrival_s[-1]) if arrival_s.size else 0.0,
-        )
+        return Outcomes.of(self.trace, self.finish, self.path, self.status)
 
 
 class _Loop:

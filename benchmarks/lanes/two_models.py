@@ -50,7 +50,7 @@ from polyrec.planner.latency_model import LatencyModel
 from polyrec.planner.plan import Limits as PlanLimits
 from polyrec.planner.plan import load_plan, save_plan
 from polyrec.planner.routing.lanes.path import PathSpec
-from polyrec.planner.simulation.bound import Trace
+from polyrec.planner.simulation.trace import Trace
 from polyrec.planner.traffic import Arrivals
 from polyrec.server.child import ServerProcess, start
 

@@ -28,9 +28,9 @@ from polyrec.planner.routing.lanes.lane import LaneSpec
 from polyrec.planner.routing.lanes.path import PathSpec
 from polyrec.planner.routing.sharing.machine_time import ModelShare
 from polyrec.planner.routing.sharing.pools import LanePlace
-from polyrec.planner.simulation.bound import Trace
 from polyrec.planner.simulation.costs import BatchCost, Costs
 from polyrec.planner.simulation.outcomes import Outcomes, Status
+from polyrec.planner.simulation.trace import Trace
 from polyrec.planner.traffic import Arrivals
 
 ROWS = 100

@@ -15,12 +15,14 @@ the clients all others: without it they share all.
 
 from __future__ import annotations
 
+import argparse
 import json
 import multiprocessing
 import os
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -138,20 +140,33 @@ def idle_ms(url: str, server: psutil.Process, items: int, width: int, rows: int)
     return (cpu_ms(server) - before) / IDLE_CALLS
 
 
-def feed(
-    url: str, items: int, width: int, rows_s: float, slices: Sequence[float], seconds: float, said: Any
-) -> None:
-    """Posts updates in slices that begin at given times of the monotonic clock.
+@dataclass(frozen=True, slots=True)
+class UpdateLoad:
+    """Updates of `rows_s` rows/s, in slices of `seconds` that begin at given times of the monotonic clock.
+
+    items: number of ids that are drawn. width: numbers per row.
+    """
+
+    url: str
+    items: int
+    width: int
+    rows_s: float
+    slices: Sequence[float]
+    seconds: float
+
+
+def feed(load: UpdateLoad, said: Any) -> None:
+    """Posts updates.
 
     said: gets "ready", then the number of rows and the longest wait for an answer in seconds.
     """
     random = np.random.default_rng(os.getpid())
-    bodies = [update_body(random, items, width) for _ in range(BODIES)]
+    bodies = [update_body(random, load.items, load.width) for _ in range(BODIES)]
     calls, waited = 0, 0.0
-    with httpx.Client(base_url=url, headers=BINARY, timeout=TIMEOUT_S) as client:
+    with httpx.Client(base_url=load.url, headers=BINARY, timeout=TIMEOUT_S) as client:
         said.put("ready")
-        for begins in slices:
-            for due in begins + np.arange(0, seconds, CALL_ROWS / rows_s):
+        for begins in load.slices:
+            for due in begins + np.arange(0, load.seconds, CALL_ROWS / load.rows_s):
                 time.sleep(max(due - time.monotonic(), 0))
                 asked, body = time.monotonic(), bodies[calls % BODIES]
                 client.post(CALL, content=body, params={"time": time.time()}).raise_for_status()
@@ -189,22 +204,13 @@ def new_values(
             found.append(time.monotonic() - begun)
 
 
-def feed_and_add(
-    url: str,
-    request: dict[str, Any],
-    items: int,
-    width: int,
-    rows_s: float,
-    slices: Sequence[float],
-    seconds: float,
-    said: Any,
-) -> None:
+def feed_and_add(load: UpdateLoad, request: dict[str, Any], said: Any) -> None:
     """Runs `feed` and, in another thread, `new_values` in the middle of each slice; reports both results."""
     new: list[float] = []
-    middles = [begins + seconds / 2 for begins in slices]
-    adder = threading.Thread(target=new_values, args=(url, request, width, middles, new))
+    middles = [begins + load.seconds / 2 for begins in load.slices]
+    adder = threading.Thread(target=new_values, args=(load.url, request, load.width, middles, new))
     adder.start()
-    feed(url, items, width, rows_s, slices, seconds, said)
+    feed(load, said)
     adder.join()
     said.put(new)
 
@@ -263,7 +269,69 @@ def compare(outcome: Outcome, seconds: float, turns: int) -> dict[str, Any]:
     return found
 
 
-def main(argv: Sequence[str] | None = None) -> None:
+def measured_alone(
+    server: psutil.Process,
+    target: Target,
+    requests: Sequence[bytes],
+    updates: UpdateLoad,
+    args: argparse.Namespace,
+) -> tuple[float, dict[int, float], float]:
+    """Returns the highest rate in requests/s, and the processor milliseconds of updates, by rows, and of a
+    request.
+    """
+    url = updates.url
+    closed_loop(url, requests, CONNECTIONS, 3.0)
+    highest = median(closed_loop(url, requests, CONNECTIONS, 4.0) / 4.0 for _ in range(3))
+    took_ms = {}
+    for rows in (5 * CALL_ROWS, CALL_ROWS):
+        took_ms[rows] = round(idle_ms(url, server, updates.items, updates.width, rows), 3)
+        print(f"processor time of an update of {rows} rows: {took_ms[rows]:.2f} ms", flush=True)
+    print(f"highest rate {highest:,.0f} requests/s; the load is {args.load:g} of it", flush=True)
+    due_s = arrivals([args.load * highest], WARMS_S)
+    before = cpu_ms(server)
+    load_run(target, requests, due_s, args.candidates)
+    return highest, took_ms, (cpu_ms(server) - before) / due_s.size
+
+
+def measured_beside(
+    target: Target,
+    requests: Sequence[bytes],
+    rates: Sequence[float],
+    updates: UpdateLoad,
+    request: dict[str, Any],
+    args: argparse.Namespace,
+) -> dict[str, Any]:
+    """Measures slices of all kinds in turns. rates: requests/s by kind. updates: without its slices.
+
+    request: a ranking of one candidate, to ask for new items.
+    """
+    due_s = arrivals([*rates] * args.turns, args.seconds)
+    spawn = multiprocessing.get_context("spawn")
+    said = spawn.Queue()
+    begins = time.monotonic() + STARTS_S
+    first = begins + KINDS.index("updates") * args.seconds
+    slices = [first + turn * len(KINDS) * args.seconds for turn in range(args.turns)]
+    feeder = spawn.Process(target=feed_and_add, args=(replace(updates, slices=slices), request, said))
+    feeder.start()
+    said.get()
+    time.sleep(max(begins - time.monotonic(), 0))
+    outcome = load_run(target, requests, due_s, args.candidates)
+    rows, waited = said.get()
+    new = said.get()
+    feeder.join()
+    found = compare(outcome, args.seconds, args.turns)
+    found["updates"] |= {
+        "load_begins_late_s": round(outcome.started_s - begins, 3),
+        "rows_s": round(rows / args.seconds / args.turns),
+        "longest_update_ms": round(1e3 * waited, 1),
+        "new_values": len(new),
+        "new_value_ms": round(1e3 * median(new), 1),
+        "longest_new_value_ms": round(1e3 * max(new), 1),
+    }
+    return found
+
+
+def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = command_parser(__doc__)
     parser.add_argument(
         "--folder", type=Path, required=True, help="of the model, the tiers and the log; a disk"
@@ -279,11 +347,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--turns", type=int, default=18, help="slices of each kind (18)")
     parser.add_argument("--pin", action="store_true", help="a core for the server, the others for clients")
     parser.add_argument("--json", type=Path, metavar="FILE")
-    args = parser.parse_args(argv)
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    args = arguments(argv)
     args.folder.mkdir(parents=True, exist_ok=True)
     bundle = bundle_in(args.folder, args.rows, args.items, args.width)
     items = bundle.encoder.vocabularies["item"].size - 10_000
-    settings = settings_of(bundle, args.folder, args.lane)
     source = open_source(None, bundle, 1)
     many, body = source.sampled(np.full(DISTINCT, args.candidates), 0)
     _, one = source.sampled(np.full(1, 1), 0)
@@ -292,65 +363,29 @@ def main(argv: Sequence[str] | None = None) -> None:
         # before threads start, which inherit it
         core, *others = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, others)
-    with start(settings, lifeline=True, core=core) as server:
+    with start(settings_of(bundle, args.folder, args.lane), lifeline=True, core=core) as server:
         target = Target(server.url + RANK, {"Content-Type": "application/json"})
         requests = [target.request(body(i), {}) for i in range(many.size)]
+        updates = UpdateLoad(server.url, items, args.width, args.updates, (), args.seconds)
         process = psutil.Process(server.process.pid)
-        closed_loop(server.url, requests, CONNECTIONS, 3.0)
-        highest = median(closed_loop(server.url, requests, CONNECTIONS, 4.0) / 4.0 for _ in range(3))
-        took_ms = {}
-        for rows in (5 * CALL_ROWS, CALL_ROWS):
-            took_ms[rows] = round(idle_ms(server.url, process, items, args.width, rows), 3)
-            print(f"processor time of an update of {rows} rows: {took_ms[rows]:.2f} ms", flush=True)
-        each_ms = took_ms[CALL_ROWS]
-        print(f"highest rate {highest:,.0f} requests/s; the load is {args.load:g} of it", flush=True)
-        due_s = arrivals([args.load * highest], WARMS_S)
-        before = cpu_ms(process)
-        load_run(target, requests, due_s, args.candidates)
-        request_ms = (cpu_ms(process) - before) / due_s.size
+        highest, took_ms, request_ms = measured_alone(process, target, requests, updates, args)
         # requests that take the processor time of the updates
-        more = each_ms * args.updates / CALL_ROWS / request_ms
-        rates = {"alone": 0.0, "more requests": more, "updates": 0.0}
-        due_s = arrivals([args.load * highest + rates[kind] for kind in KINDS] * args.turns, args.seconds)
-        spawn = multiprocessing.get_context("spawn")
-        said = spawn.Queue()
-        begins = time.monotonic() + STARTS_S
-        first = begins + KINDS.index("updates") * args.seconds
-        slices = [first + turn * len(KINDS) * args.seconds for turn in range(args.turns)]
-        given = (server.url, json.loads(one(0)), items, args.width, args.updates, slices, args.seconds, said)
-        feeder = spawn.Process(target=feed_and_add, args=given)
-        feeder.start()
-        said.get()
-        time.sleep(max(begins - time.monotonic(), 0))
-        outcome = load_run(target, requests, due_s, args.candidates)
-        rows, waited = said.get()
-        new = said.get()
-        feeder.join()
-        found = compare(outcome, args.seconds, args.turns)
-        found["updates"] |= {
-            "load_begins_late_s": round(outcome.started_s - begins, 3),
-            "rows_s": round(rows / args.seconds / args.turns),
-            "longest_update_ms": round(1e3 * waited, 1),
-            "new_values": len(new),
-            "new_value_ms": round(1e3 * median(new), 1),
-            "longest_new_value_ms": round(1e3 * max(new), 1),
-        }
+        more = took_ms[CALL_ROWS] * args.updates / CALL_ROWS / request_ms
+        rates = [args.load * highest + extra for extra in (0.0, more, 0.0)]
+        found = measured_beside(target, requests, rates, updates, json.loads(one(0)), args)
         for kind, figures in found.items():
             print(kind, json.dumps(figures), flush=True)
-        page = httpx.get(f"{server.url}/metrics").text
-        lines = [
-            line for line in page.splitlines() if line.startswith(("polyrec_update", "polyrec_reserved"))
-        ]
+        metrics = httpx.get(f"{server.url}/metrics").text.splitlines()
     if args.json:
-        settings = {k: str(v) for k, v in vars(args).items() if k != "json"}
-        whole: dict[str, Any] = {
+        whole = {
             "machine": machine(),
             "cores": os.cpu_count(),
-            "settings": settings,
+            "settings": {k: str(v) for k, v in vars(args).items() if k != "json"},
             "highest": highest,
+            "update_cpu_ms": took_ms,
+            "kinds": found,
+            "metrics": [line for line in metrics if line.startswith(("polyrec_update", "polyrec_reserved"))],
         }
-        whole["update_cpu_ms"] = took_ms
-        whole |= {"kinds": found, "metrics": lines}
         save(args.json, whole)
 
 

@@ -26,6 +26,7 @@ import psutil
 from benchmarks.command import command_parser, save
 from benchmarks.operations.update_feed import (
     STARTS_S,
+    UpdateLoad,
     arrivals,
     bundle_in,
     feed,
@@ -92,8 +93,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         requests = [target.request(body(i), {}) for i in range(REQUESTS)]
         seconds = 60.0 * args.minutes
         begins = time.monotonic() + STARTS_S
-        given = (server.url, items, 64, args.updates, [begins], seconds, said)
-        feeder = spawn.Process(target=feed, args=given)
+        updates = UpdateLoad(server.url, items, 64, args.updates, [begins], seconds)
+        feeder = spawn.Process(target=feed, args=(updates, said))
         feeder.start()
         said.get()
         time.sleep(max(begins - time.monotonic(), 0))

@@ -96,7 +96,7 @@ def measure(name: str, data: Path, folder: Path, training: Training, seeds: Sequ
                     {f"{label} w{v.width}": v for v in fewer.by_width()}
                 )
             for (runtime, net), bundles in ways.items():
-                made = predict_all(bundles, data, (TEST,), runtime, "cpu", net, phase=bars.phase)
+                made = predict_all(bundles, data, (TEST,), runtime=runtime, precision=net, phase=bars.phase)
                 for which, p in made.probabilities.items():
                     figures = {"information": evaluate(p, made.label).information}
                     found.setdefault(which, []).append(figures)

@@ -68,7 +68,7 @@ def changes(bundle: Bundle, data: Path, folder: Path, bars: ProgressBars) -> dic
             continue
         stored = bundle if rows == "fp32" else quantized(folder / f"{bundle.path.name}-{rows}", bundle, rows)
         views = {str(view.width or ""): view for view in stored.by_width()}
-        made = predict_all(views, data, (TEST,), runtime, "cpu", net, phase=bars.phase)
+        made = predict_all(views, data, (TEST,), runtime=runtime, precision=net, phase=bars.phase)
         for width, p in made.probabilities.items():
             probabilities.setdefault(width, {})[form] = p
     found: dict[str, dict[str, Change]] = {}

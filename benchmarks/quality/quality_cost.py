@@ -152,7 +152,7 @@ def measure(name: str, path: Path, folder: Path) -> dict[str, Any]:
         for label in MODELS
         for view in load_bundle(folder / label).by_width()
     }
-    made = predict_all(views, path, (TEST,), "onnx", "cpu", "fp32")
+    made = predict_all(views, path, (TEST,), runtime="onnx")
     losses = {label: row_losses(p, made.label) for label, p in made.probabilities.items()}
     entropy = log_loss(np.full_like(made.label, made.label.mean()), made.label)
     reader = open_data(path, schema)

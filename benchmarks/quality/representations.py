@@ -64,7 +64,7 @@ class Plan:
         """Returns the recipe of one run; a derived variant has its source's."""
         variant = self.variants[name]
         if isinstance(variant, Trained):
-            return variant.training(self.recipe, self.data, seed)
+            return self.recipe.with_recipe({"seed": seed})
         return self.training(variant.source, seed)
 
 
@@ -85,7 +85,7 @@ def bundle_of(plan: Plan, name: str, seed: int, bars: ProgressBars) -> Bundle:
     if found is not None and found.manifest.training == record:
         return found
     print(f"deriving {path.name}", file=sys.stderr)
-    model, representation = variant.by(source, training, plan.reader)
+    model, representation = variant.by(source, training)
     return write_bundle(path, model, representation, source.encoder, {}, record, replace=True)
 
 
@@ -100,7 +100,9 @@ def predictions_of(plan: Plan, runs: Mapping[tuple[str, int], Bundle], bars: Pro
         ways.setdefault(way, {})[f"{name}-{seed}"] = bundle
     found: dict[str, Any] = {}
     for (runtime, precision), bundles in ways.items():
-        part = predict_all(bundles, plan.reader.path, (TEST,), runtime, "cpu", precision, phase=bars.phase)
+        part = predict_all(
+            bundles, plan.reader.path, (TEST,), runtime=runtime, precision=precision, phase=bars.phase
+        )
         found |= part.probabilities
     ordered = {f"{name}-{seed}": found[f"{name}-{seed}"] for name, seed in runs}
     return Predictions(part.label, part.group, ordered)

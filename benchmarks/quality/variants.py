@@ -1,44 +1,36 @@
 """Defines the variants that benchmarks/quality/representations.py compares, and how to build each.
 
-Trained          learned from the data with the data set's recipe, and `changes` to it for some kinds
+Trained          learned from the data with the data set's recipe
 Derived          made by a function from another variant's bundle with the same seed
 ServedVariant    another variant's unchanged bundle, with its dense net executed in another precision
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.bundle.derive import materialize, quantize_bundle
-from polyrec.models.data.reader import DataReader
 from polyrec.models.dlrm.dlrm import DLRM
 from polyrec.models.dlrm.precision import DensePrecision, Precision
 from polyrec.models.dlrm.representation import Kind, Representation
 from polyrec.models.training.distill import Regression, distill
 from polyrec.models.training.recipe import Training
-from polyrec.models.training.warm.fine_tune import fine_tune_bundle
 
-Derive = Callable[[Bundle, Training, DataReader], tuple[DLRM, Representation]]
+Derive = Callable[[Bundle, Training], tuple[DLRM, Representation]]
 
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """A trained variant. changes: data set -> keys of the recipe that differ for this kind."""
+    """A trained variant."""
 
     kind: Kind
-    changes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-
-    def training(self, recipe: Training, data: str, seed: int) -> Training:
-        """Returns the recipe of one run."""
-        return recipe.with_recipe({**self.changes.get(data, {}), "seed": seed})
 
 
 @dataclass(frozen=True, slots=True)
 class Derived:
-    """A derived variant. by: function of the source's bundle, its recipe and data. how: describes `by`."""
+    """A derived variant. by: function of the source's bundle, and its recipe. how: describes `by`."""
 
     source: str
     how: str
@@ -70,17 +62,15 @@ def hot(source: str, rows: int) -> Derived:
     return Derived(source, f"{rows} rows materialized", lambda bundle, *_: materialize(bundle, rows))
 
 
-def distilled(source: str, kind: Kind, with_data: bool = False, steps: int = 3000) -> Derived:
-    """Returns a bundle of another kind, fitted to the source's rows, then fine-tuned if data may be used."""
+def distilled(source: str, kind: Kind, steps: int) -> Derived:
+    """Returns a bundle of another kind, fitted to the source's rows."""
 
-    def by(bundle: Bundle, training: Training, reader: DataReader) -> tuple[DLRM, Representation]:
+    def by(bundle: Bundle, training: Training) -> tuple[DLRM, Representation]:
         representation = training.representation(kind, bundle.encoder.vocabularies)
         model, _ = distill(bundle, representation, Regression(steps=steps, seed=training.recipe.seed))
-        if with_data:
-            fine_tune_bundle(model, bundle, reader, training.recipe, lambda _name, _rows: lambda _done: None)
         return model, representation
 
-    return Derived(source, f"{kind} distilled in {steps} steps{', fine-tuned' if with_data else ''}", by)
+    return Derived(source, f"{kind} distilled in {steps} steps", by)
 
 
 VARIANTS: dict[str, Variant] = {

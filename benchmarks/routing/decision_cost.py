@@ -28,6 +28,7 @@ from polyrec.planner.routing.query import Dispatch, Query, Rejection
 from polyrec.planner.routing.router import Router
 from polyrec.planner.routing.router_state import RouterState
 from polyrec.planner.simulation.simulator import Simulator
+from polyrec.planner.simulation.trace import Trace
 from polyrec.planner.traffic import Arrivals, Sizes
 
 T = TypeVar("T")
@@ -60,16 +61,8 @@ def decision_costs(queries: int = QUERIES) -> list[dict[str, Any]]:
         machine = MACHINES[name]
         seconds = queries * SIZES.mean_rows / (load * capacity(machine))
         times, rows = trace(machine, Arrivals(), load, seconds, 0)
-        simulator = Simulator(
-            machine.paths,
-            machine.lanes,
-            Routing(),
-            machine.limits,
-            times,
-            rows,
-            BUDGET_S,
-            np.random.default_rng(1),
-        )
+        queried = Trace(machine.paths, machine.limits, times, rows, BUDGET_S)
+        simulator = Simulator(queried, machine.lanes, Routing(), np.random.default_rng(1))
         timed = simulator.router = _Timed(simulator.router.state)
         simulator.run()
         found.append({"machine": name, "load": load, "queries": int(times.size), **timed.figures(times.size)})

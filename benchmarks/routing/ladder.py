@@ -34,6 +34,7 @@ from polyrec.planner.routing.lanes.lane import LaneSpec
 from polyrec.planner.routing.lanes.path import PathSpec
 from polyrec.planner.simulation.bound import bound
 from polyrec.planner.simulation.simulator import Simulator, specs
+from polyrec.planner.simulation.trace import Trace
 from polyrec.planner.traffic import Arrivals
 from polyrec.report.page import Page, Section, Table
 from polyrec.report.text import markdown
@@ -86,18 +87,14 @@ class Ladder:
             for p in self.paths
         ]
 
+    def trace(self, arrival_s: F64) -> Trace:
+        """Returns queries of ROWS rows that arrive at these times."""
+        return Trace(self.paths, self.limits, arrival_s, np.full(arrival_s.size, ROWS), BUDGET_S)
+
     def simulate(self, policy: str, arrival_s: F64, since_s: float = 0.0) -> dict[str, Any]:
         """Returns information per second in time, and shares of paths, for arrivals after since_s."""
-        outcomes = Simulator(
-            self.paths,
-            LANES,
-            Routing(policy=policy, query_s=self.front_s),
-            self.limits,
-            arrival_s,
-            np.full(arrival_s.size, ROWS),
-            BUDGET_S,
-            np.random.default_rng(3),
-        ).run()
+        routing = Routing(policy=policy, query_s=self.front_s)
+        outcomes = Simulator(self.trace(arrival_s), LANES, routing, np.random.default_rng(3)).run()
         figures = outcomes.figures(since_s)
         return {
             "policy": policy,
@@ -112,8 +109,7 @@ class Ladder:
     def bound(self, arrival_s: F64, since_s: float = 0.0) -> float:
         """Returns an upper bound of information per second, ignoring the front, which only lowers it."""
         told = arrival_s[arrival_s >= since_s] - since_s
-        most = bound(self.paths, LANES, self.limits, told, np.full(told.size, ROWS), BUDGET_S)
-        return most.information / float(told[-1])
+        return bound(self.trace(told), LANES).information / float(told[-1])
 
     def chosen_for(self, queries_s: float) -> str:
         """Returns the static path that one would choose for a rate: the widest that sustains it."""

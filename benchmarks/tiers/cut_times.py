@@ -27,6 +27,7 @@ from polyrec.measure.profile.candidates import Candidate, candidates
 from polyrec.measure.profile.cut_fit import MeasuredCut, fit, predicted
 from polyrec.measure.profile.cuts import SHARES, SIZES, cut, measure_cuts, stored_tables
 from polyrec.measure.profile.log import SampleLog
+from polyrec.measure.profile.measure import ProfileSettings
 from polyrec.models.bundle.bundle import load_bundle
 from polyrec.planner.deployment.opened import batch_reads
 from polyrec.planner.devices import Machine
@@ -62,7 +63,8 @@ def measured(candidate: Candidate, seconds: float, folder: Path) -> dict[float, 
             def advance(done: float, what: str) -> None:
                 print(what, file=sys.stderr)
 
-            times = measure_cuts(candidate, max(sizes), seconds, 0, log, advance, folder, shares, sizes)
+            settings = ProfileSettings(max(sizes), seconds, evict_bytes=0)
+            times = measure_cuts(candidate, settings, log, advance, folder, shares, sizes)
             for share in shares:
                 opened = cut(tables, share, folder)
                 points = tuple(p for p in times.points if p.memory_bytes == opened.memory)

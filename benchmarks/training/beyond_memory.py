@@ -65,6 +65,7 @@ ROOM_BYTES = 512 * 2**20
 """Memory for a step, besides the process's earlier memory and the rows."""
 CGROUP = Path("/sys/fs/cgroup/memory")
 RECORD_BYTES = 4 * (WIDTH + 1)
+ROWS_FILE, SQUARES_FILE = "mapped.f32", "squares.f32"
 
 
 @dataclass
@@ -137,53 +138,31 @@ def mapped(file: Path, count: int, advised: bool) -> torch.Tensor:
     return found
 
 
-def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Trains in one way; returns figures."""
-    way, folder, memory, steps, own = args.way, args.folder, args.memory, args.steps, args.cgroup
-    torch.set_num_threads(1)
-    retain_freed_memory()
-    schema = load_schema("criteo")
-    total = memory // (RECORD_BYTES + 1) * (1 if way == "memory" else TIMES)
-    table_rows = total // TABLES
-    batch_rows = args.batch_rows
-    data = Generated.create(folder / f"ranks-{table_rows}-{steps}.npy", steps * batch_rows, table_rows)
-    sizes = dict.fromkeys(schema.tables, table_rows)
-    slots = PerBlock(0, TABLES)
-    torch.manual_seed(0)
-    net = initial_net(SHAPE, dense_slots(schema), slots)
-    fused = FusedRows(schema, sizes)
-    rows_file, squares_file = folder / "mapped.f32", folder / "squares.f32"
-    if way in ("mapped", "advised"):
-        with rows_file.open("wb") as f:
-            for part in initial_rows(fused, WIDTH, 0):
-                f.write(part.numpy().data)
-            f.flush()
-            os.fdatasync(f.fileno())
-            os.posix_fadvise(f.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        with squares_file.open("wb") as f:
-            f.truncate(4 * fused.total)
-    limit = limited(own, memory)
-    stage: Stage
-    resident = None
-    if way == "memory":
-        stage = TableStage.initial(schema, sizes, WIDTH, 0)
-    elif way == "tiers":
-        division = divide_memory(memory, fused.total, RECORD_BYTES)
-        log = UndoLog(RowFile(folder / "tiers.rows", fused.total, WIDTH, 1, division.buffer_bytes))
-        # all tables have as many rows and lookups
-        cuts = dict.fromkeys(schema.tables, division.prefix // TABLES)
-        resident = ResidentRows(
-            fused, cuts, division.slots, log, lambda: (p.numpy() for p in initial_rows(fused, WIDTH, 0))
-        )
-        stage = ResidentStage(fused, slots, resident)
-    else:
-        weight = mapped(rows_file, fused.total * WIDTH, way == "advised")
-        stage = TableStage(schema, sizes, weight.view(-1, WIDTH))
-    recipe = Recipe(batch_rows=batch_rows, by_request=False, hide=0.0, precision=args.precision)
-    stepper = Stepper(DLRM(stage, net), InOrder(data, batch_rows), recipe, steps)
-    if way in ("mapped", "advised"):
-        (squares,) = stepper._sparse.accumulators()
-        squares.set_(mapped(squares_file, fused.total, way == "advised"))  # type: ignore[call-overload]
+def write_mapped(folder: Path, fused: FusedRows) -> None:
+    """Writes the files of a mapped table, rows and squares, and drops them from the page cache."""
+    with (folder / ROWS_FILE).open("wb") as f:
+        for part in initial_rows(fused, WIDTH, 0):
+            f.write(part.numpy().data)
+        f.flush()
+        os.fdatasync(f.fileno())
+        os.posix_fadvise(f.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    with (folder / SQUARES_FILE).open("wb") as f:
+        f.truncate(4 * fused.total)
+
+
+def resident_rows(folder: Path, fused: FusedRows, memory: int) -> ResidentRows:
+    """Opens the rows of the tiers. memory: bytes for rows, optimizer state and index."""
+    division = divide_memory(memory, fused.total, RECORD_BYTES)
+    log = UndoLog(RowFile(folder / "tiers.rows", fused.total, WIDTH, 1, division.buffer_bytes))
+    # all tables have as many rows and lookups
+    cuts = dict.fromkeys(fused.tables, division.prefix // TABLES)
+    return ResidentRows(
+        fused, cuts, division.slots, log, lambda: (p.numpy() for p in initial_rows(fused, WIDTH, 0))
+    )
+
+
+def timed(stepper: Stepper, batch_rows: int, max_s: float) -> dict[str, Any]:
+    """Takes all steps, or those of max_s seconds; returns figures of their second half."""
     begin, before = time.perf_counter(), read_bytes()
     ends, losses, cpu, read = [], [], [], []
     for step in stepper:
@@ -191,30 +170,68 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         cpu.append(time.process_time())
         losses.append(step.loss)
         read.append(read_bytes() - before)
-        if ends[-1] > args.max_s and len(ends) >= MIN_STEPS:
+        if ends[-1] > max_s and len(ends) >= MIN_STEPS:
             break
     half = len(ends) // 2
-    found: dict[str, Any] = {
-        "way": way,
-        "batch_rows": batch_rows,
+    return {
         "rows_per_s": batch_rows * (len(ends) - 1 - half) / (ends[-1] - ends[half]),
-        "precision": args.precision,
         "cpu_per_s": (cpu[-1] - cpu[half]) / (ends[-1] - ends[half]),
         "steps": len(ends),
         "read_bytes_before": read[half],
         "read_bytes_per_step": (read[-1] - read[half]) // (len(ends) - 1 - half),
-        "table_rows": fused.total,
-        "limit_bytes": limit if own else None,
-        "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "loss": float(np.mean(losses[-20:])),
+    }
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    """Trains in one way; returns figures."""
+    way, folder, memory, batch_rows = args.way, args.folder, args.memory, args.batch_rows
+    is_mapped = way in ("mapped", "advised")
+    torch.set_num_threads(1)
+    retain_freed_memory()
+    schema = load_schema("criteo")
+    total = memory // (RECORD_BYTES + 1) * (1 if way == "memory" else TIMES)
+    table_rows = total // TABLES
+    ranks = folder / f"ranks-{table_rows}-{args.steps}.npy"
+    data = Generated.create(ranks, args.steps * batch_rows, table_rows)
+    sizes = dict.fromkeys(schema.tables, table_rows)
+    slots = PerBlock(0, TABLES)
+    torch.manual_seed(0)
+    net = initial_net(SHAPE, dense_slots(schema), slots)
+    fused = FusedRows(schema, sizes)
+    if is_mapped:
+        write_mapped(folder, fused)
+    limit = limited(args.cgroup, memory)
+    stage: Stage
+    resident = None
+    if is_mapped:
+        weight = mapped(folder / ROWS_FILE, fused.total * WIDTH, way == "advised")
+        stage = TableStage(schema, sizes, weight.view(-1, WIDTH))
+    elif way == "tiers":
+        resident = resident_rows(folder, fused, memory)
+        stage = ResidentStage(fused, slots, resident)
+    else:
+        stage = TableStage.initial(schema, sizes, WIDTH, 0)
+    recipe = Recipe(batch_rows=batch_rows, by_request=False, hide=0.0, precision=args.precision)
+    stepper = Stepper(DLRM(stage, net), InOrder(data, batch_rows), recipe, args.steps)
+    if is_mapped:
+        (squares,) = stepper._sparse.accumulators()
+        accumulators = mapped(folder / SQUARES_FILE, fused.total, way == "advised")
+        squares.set_(accumulators)  # type: ignore[call-overload]
+    found = {"way": way, "batch_rows": batch_rows, "precision": args.precision}
+    found |= timed(stepper, batch_rows, args.max_s)
+    found |= {
+        "table_rows": fused.total,
+        "limit_bytes": limit if args.cgroup else None,
+        "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     }
     if resident is not None:
         begin = time.perf_counter()
         resident.snapshot()
         found["snapshot_s"] = time.perf_counter() - begin
         resident.log.remove()
-    for file in (rows_file, squares_file):
-        file.unlink(missing_ok=True)
+    for file in (ROWS_FILE, SQUARES_FILE):
+        (folder / file).unlink(missing_ok=True)
     return found
 
 

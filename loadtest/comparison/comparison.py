@@ -79,6 +79,7 @@ class Trial:
     """One policy's figures.
 
     tried: every run of its search. capacity: the highest rate that met the SLO.
+    held: the runs of the search at rates up to that; one beyond may have met the SLO by luck.
     ladder: rate -> its runs.
     served: rate -> for each run, median and 99th percentile in seconds of all requests, from the server's own
     histogram, which starts after a request is read.
@@ -89,6 +90,7 @@ class Trial:
 
     tried: list[Figures] = field(default_factory=list)
     capacity: float | None = None
+    held: list[Figures] = field(default_factory=list)
     ladder: dict[float, list[Figures]] = field(default_factory=dict)
     served: dict[float, list[tuple[float, float]]] = field(default_factory=dict)
     simulated: dict[float, Figures] = field(default_factory=dict)
@@ -117,7 +119,7 @@ class PolicyComparison:
         server: PolicyServer,
         source: Source,
         conditions: Conditions,
-        progress: Progress = lambda _: None,
+        progress: Progress,
     ) -> None:
         self.server = server
         self.conditions = conditions
@@ -149,7 +151,10 @@ class PolicyComparison:
                 search.record(rate, seen.meets_slo(self.conditions.slo_s, self.conditions.share))
                 self.trials[policy].tried.append(seen)
         for policy, search in searches.items():
-            self.trials[policy].capacity = search.met
+            trial = self.trials[policy]
+            trial.capacity = capacity = search.met
+            runs = zip(search.verdicts, trial.tried, strict=True)
+            trial.held = [seen for (rate, _), seen in runs if capacity is not None and rate <= capacity]
         found = [t.capacity for t in self.trials.values() if t.capacity is not None]
         if not any(trial.tried for trial in self.trials.values()):
             raise LoadError("the load driver was late in every run; the machine is busy (see --ahead)")

@@ -18,6 +18,7 @@ from polyrec.planner.plan import Plan
 from polyrec.planner.simulation.costs import Costs
 from polyrec.planner.simulation.outcomes import Status
 from polyrec.planner.simulation.simulator import Simulator, Slowdown, no_slowdown, specs
+from polyrec.planner.simulation.trace import Trace
 
 HTTP = {Status.ANSWERED: 200, Status.REJECTED: 429, Status.EXPIRED: 504, Status.FAILED: 503}
 
@@ -59,9 +60,9 @@ def simulated(
     """
     paths, lanes = specs(plan)
     routing = plan.routing.model_copy(update={"policy": policy})
+    trace = Trace(paths, plan.limits, due_s, rows, sent_budget_s)
     random = np.random.default_rng(seed)
-    inputs = (paths, lanes, routing, plan.limits, due_s, rows, sent_budget_s, random)
-    made = Simulator(*inputs, costs=costs, slowdown=slowdown).run()
+    made = Simulator(trace, lanes, routing, random, costs=costs, slowdown=slowdown).run()
     status = np.array([HTTP.get(Status(s), 503) for s in range(len(Status))], np.int64)[made.status]
     n = due_s.size
     return Outcome(

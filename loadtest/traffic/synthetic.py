@@ -20,7 +20,6 @@ from polyrec.models.schema.schema import Categorical, Dense
 from polyrec.models.schema.vocabulary import Vocabulary
 
 MEAN_LIST = 4.0
-UNKNOWN = "never-seen"
 
 
 def synthetic_rows(
@@ -28,15 +27,12 @@ def synthetic_rows(
     requests: int,
     candidates: int | I64,
     random: np.random.Generator,
-    *,
-    unknown: float = 0.0,
 ) -> pa.Table:
     """Draws `requests` requests with `candidates` rows each, grouped by the schema's group column.
 
     Context features are drawn once per request, the others once per row. Values follow the bundle's
     popularity counts, and are missing as often as in training. Lists have a geometric length with mean 4.
     Numbers are normal, after their transforms, with the mean and deviation of the training rows.
-    unknown: share of string values that no training row had, if a vocabulary takes such values.
     Raises LoadError if there are no requests, or a request has no candidates.
     """
     sizes = np.broadcast_to(np.asarray(candidates, np.int64), requests)
@@ -53,7 +49,7 @@ def synthetic_rows(
         standard = encoder.standards.get(d.name, Standard())
         columns[d.name] = _numbers(d, standard, count[d.role], random)
     for f in schema.categorical:
-        columns[f.name] = _values(f, encoder.vocabulary(f), count[f.role], random, unknown)
+        columns[f.name] = _values(f, encoder.vocabulary(f), count[f.role], random)
     for name in schema.context.names:
         columns[name] = columns[name].take(pa.array(of_row))
     if schema.group is not None:
@@ -70,21 +66,17 @@ def _numbers(feature: Dense, standard: Standard, n: int, random: np.random.Gener
     return pa.array(np.round(x, 4))
 
 
-def _values(
-    feature: Categorical, vocabulary: Vocabulary, n: int, random: np.random.Generator, unknown: float
-) -> pa.Array:
+def _values(feature: Categorical, vocabulary: Vocabulary, n: int, random: np.random.Generator) -> pa.Array:
     if not feature.multi:
-        return _drawn(vocabulary, n, random, unknown)
+        return _drawn(vocabulary, n, random)
     lengths = np.minimum(random.geometric(1 / (1 + MEAN_LIST), n) - 1, feature.max_length)
     offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
     # a list's value is never missing; the list is shorter instead
-    values = _drawn(vocabulary, int(lengths.sum()), random, unknown, missing=False)
+    values = _drawn(vocabulary, int(lengths.sum()), random, missing=False)
     return pa.ListArray.from_arrays(pa.array(offsets), values)
 
 
-def _drawn(
-    vocabulary: Vocabulary, n: int, random: np.random.Generator, unknown: float, missing: bool = True
-) -> pa.Array:
+def _drawn(vocabulary: Vocabulary, n: int, random: np.random.Generator, missing: bool = True) -> pa.Array:
     """Draws raw values by popularity, [n]; uniformly if all counts are zero."""
     counts = vocabulary.counts[vocabulary.rank_of_id].astype(np.float64)  # by id
     if vocabulary.specials:
@@ -99,9 +91,4 @@ def _drawn(
     else:
         values = vocabulary.values
     # ids beyond the values mean the missing row, and become null
-    chosen = values.take(pa.array(ids, mask=ids >= vocabulary.size))
-    if unknown and vocabulary.type == "string" and vocabulary.oov == "row":
-        is_unknown = random.random(n) < unknown
-        names = pa.array([f"{UNKNOWN}-{i}" for i in random.integers(0, 2**40, n).tolist()], values.type)
-        chosen = pa.compute.if_else(pa.array(is_unknown), names, chosen)
-    return chosen
+    return values.take(pa.array(ids, mask=ids >= vocabulary.size))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from polyrec.models.bundle.bundle import Bundle
+from polyrec.models.bundle.manifest import with_width
 from polyrec.models.dlrm.precision import DensePrecision
 from polyrec.models.embeddings.computed import ComputedStage, HybridStage
 from polyrec.models.embeddings.store import bytes_per_row
@@ -59,7 +60,7 @@ def candidates(
     for label, bundle in ((n, view) for n, whole in bundles.items() for view in whole.by_width()):
         base = bundle.name
         if names.count(bundle.at_width(None).name) > 1:
-            base = label if bundle.width is None else f"{label}.w{bundle.width}"
+            base = with_width(label, bundle.width)
         for device in devices:
             known = best_runtimes(device) if runtimes is None else runtimes
             for runtime in (r for r in known if r in device.runtimes):

@@ -7,7 +7,7 @@ memory, both with reads that a batch waits for and with reads started ahead.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import numpy as np
 from polyrec.measure.profile.candidates import Candidate, path_memory
 from polyrec.measure.profile.cut_fit import MeasuredCut, fit_cuts
 from polyrec.measure.profile.log import SampleLog
+from polyrec.measure.profile.measure import Advance, ProfileSettings
 from polyrec.measure.profile.process import Worker
 from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.tiers.disk.page_file import sector_bytes
@@ -33,8 +34,6 @@ ROUNDS = 5
 MIN_BYTES = 64 * PAGE_BYTES
 """Tables with fewer bytes are not worth tiers."""
 MAX_BATCHES = 1000
-
-Advance = Callable[[float, str], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +78,7 @@ def cut(tables: Tables, share: float, directory: Path) -> Cut:
 
 def measure_cuts(
     candidate: Candidate,
-    largest: int,
-    seconds: float,
-    seed: int,
+    settings: ProfileSettings,
     log: SampleLog,
     advance: Advance,
     folder: Path,
@@ -90,12 +87,12 @@ def measure_cuts(
 ) -> CutTimes:
     """Measures a path at all cuts, and fits its cost.
 
-    largest: rows per batch. seconds: measuring time per cut.
+    settings: `seconds` is the measuring time per cut.
     folder: where the tier files go; the candidate's bundle path is relative to it. Raises MeasureError.
     """
     tables = stored_tables(candidate.bundle)
     path = candidate.path.model_copy(update={"bundle": folder / candidate.path.bundle})
-    rows = [n for n in sizes if n <= largest] or [largest]
+    rows = [n for n in sizes if n <= settings.largest] or [settings.largest]
     measured: list[MeasuredCut] = []
     about: dict[str, Any] = {}
     with Worker(path) as plain:
@@ -107,11 +104,11 @@ def measure_cuts(
             known = log.get(candidate.name, candidate.identity, key)
             if known is None:
                 if not plain_open:
-                    plain.open(rows[-1], seed)
+                    plain.open(rows[-1], settings.seed)
                     plain_open = True
                 with Worker(path) as tiered:
-                    opened = tiered.open(rows[-1], seed + 1, tiers.settings)
-                    points = _points(plain, tiered, rows, seconds, tiers.memory)
+                    opened = tiered.open(rows[-1], settings.seed + 1, tiers.settings)
+                    points = _points(plain, tiered, rows, settings.seconds, tiers.memory)
                 known = {"tiers": opened["tiers"], "points": [p.model_dump() for p in points]}
                 log.add(candidate.name, candidate.identity, key, known)
             about = known["tiers"]

@@ -19,13 +19,14 @@ import numpy as np
 from polyrec.measure.profile.candidates import Candidate
 from polyrec.measure.profile.log import SampleLog
 from polyrec.models.bundle.bundle import Bundle
-from polyrec.models.bundle.manifest import NET
+from polyrec.models.bundle.manifest import NET, with_width
 from polyrec.models.data.split import NAMES
+from polyrec.models.dlrm.precision import DensePrecision
 from polyrec.models.evaluation.comparison import LEVEL, percentiles, samples, widened
 from polyrec.models.evaluation.metrics import evaluate
 from polyrec.models.evaluation.predictions import predict_all
+from polyrec.models.progress import Phase
 from polyrec.models.schema.batch import F64
-from polyrec.models.training.pipeline import Phase
 from polyrec.planner.profile import ProfileError
 from polyrec.planner.quality import QualityDifference, QualityMetric
 
@@ -33,6 +34,9 @@ TEST = (NAMES.index("test"),)
 RESAMPLES = 400
 DEVIATIONS = 1.96
 """Standard errors of half a 95% interval."""
+MAX_LOSS = 2e-4
+"""Largest loss of AUC, over the AUC in fp32, of a dense precision that is offered by default."""
+NONE_GIVEN: Mapping[str, float] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,16 +69,6 @@ class PathQuality:
         return self.value - DEVIATIONS * self.error, self.value + DEVIATIONS * self.error
 
 
-MAX_LOSS = 2e-4
-"""Largest loss of AUC, over the AUC in fp32, of a dense precision that is offered by default."""
-NONE_GIVEN: Mapping[str, float] = {}
-
-
-def at_width(label: str, bundle: Bundle) -> str:
-    """Returns a bundle's label with its nested width, if it is at one: `runs/table.w16`."""
-    return label if bundle.width is None else f"{label}.w{bundle.width}"
-
-
 def bundle_quality(
     candidate: Candidate,
     bundles: Mapping[str, Bundle],
@@ -89,7 +83,7 @@ def bundle_quality(
     """
     bundle, precision = candidate.bundle, candidate.path.precision
     source, notes = bundle, []
-    for label, labeled in ((at_width(n, bundle), b) for n, b in bundles.items()):
+    for label, labeled in ((with_width(n, bundle.width), b) for n, b in bundles.items()):
         if labeled.files is bundle.files and label in given:
             return PathQuality(given[label], {}, "given", label, f"quality of '{label}' as given")
     if metric not in bundle.test_metrics:
@@ -131,35 +125,31 @@ def measure_quality(
     file = Path(data)
     stamp = file.stat().st_mtime_ns if file.is_file() else 0
     what = f"{metric} on {data} {stamp}"
-    absent = [c for c in found if log.get(c.name, c.identity, what) is None]
-    for runtime, device, precision in dict.fromkeys(
-        (c.path.runtime, c.path.device, c.path.precision) for c in absent
-    ):
-        same_runtime = {
-            c.name: c
-            for c in absent
-            if (c.path.runtime, c.path.device, c.path.precision) == (runtime, device, precision)
-        }
+    groups: dict[tuple[str, str, DensePrecision], list[Candidate]] = {}
+    for c in found:
+        if log.get(c.name, c.identity, what) is None:
+            groups.setdefault((c.path.runtime, c.path.device, c.path.precision), []).append(c)
+    for (runtime, device, precision), absent in groups.items():
         made = predict_all(
-            {n: c.bundle for n, c in same_runtime.items()},
+            {c.name: c.bundle for c in absent},
             data,
             TEST,
-            runtime,
-            device,
-            precision,
+            runtime=runtime,
+            device=device,
+            precision=precision,
             phase=phase,
         )
         kept = made.negatives_kept
         every = list(made.probabilities.values())
         drawn = samples(made.label, every, made.group, RESAMPLES, metrics=(metric,), negatives_kept=kept)
         drawn = widened(drawn, made.label, made.group)
-        for i, (name, p) in enumerate(made.probabilities.items()):
-            figures = evaluate(p, made.label, made.group, kept).as_dict()
+        for i, c in enumerate(absent):
+            figures = evaluate(every[i], made.label, made.group, kept).as_dict()
             entry = {
                 "metrics": {k: float(v) for k, v in figures.items() if v is not None},
                 "resampled": drawn[1:, i, 0].tolist(),
             }
-            log.add(name, same_runtime[name].identity, what, entry)
+            log.add(c.name, c.identity, what, entry)
     return {c.name: _measured(c, log.get(c.name, c.identity, what), data, metric) for c in found}
 
 

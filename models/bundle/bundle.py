@@ -51,9 +51,9 @@ from polyrec.models.bundle.manifest import (
     FileDigest,
     Manifest,
     StandardEntry,
-    metrics_key,
     read_manifest,
     to_json_with_checksum,
+    with_width,
 )
 from polyrec.models.bundle.probe import find_non_finite_row
 from polyrec.models.dlrm.activations import Activations
@@ -91,7 +91,7 @@ class Bundle:
     @property
     def name(self) -> str:
         """The representation and the width as paths name them: `table`, `table.w16`."""
-        return self.manifest.representation.name + ("" if self.width is None else f".w{self.width}")
+        return with_width(self.manifest.representation.name, self.width)
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -109,7 +109,7 @@ class Bundle:
 
         Computes `information` for older bundles, which store only its complement.
         """
-        found = self.manifest.metrics.get(metrics_key("test", self.width), {})
+        found = self.manifest.metrics.get(with_width("test", self.width), {})
         metrics = {k: float(v) for k, v in found.items() if v is not None and isfinite(v)}
         if "normalised_entropy" in metrics:
             metrics.setdefault("information", 1 - metrics["normalised_entropy"])

@@ -113,9 +113,9 @@ class Manifest(Strict):
         return self
 
 
-def metrics_key(split: str, width: int | None) -> str:
-    """Returns the key of `Manifest.metrics`: `test`, or `test.w16` for a nested width."""
-    return split if width is None else f"{split}.w{width}"
+def with_width(name: str, width: int | None) -> str:
+    """Returns the name of a bundle, path or metric at a nested width, like `table.w16`; None: unchanged."""
+    return name if width is None else f"{name}.w{width}"
 
 
 def checksum(raw: dict[str, Any]) -> str:

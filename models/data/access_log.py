@@ -14,7 +14,7 @@ with `ids`.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from polyrec.models.data.columns import check_type, column_kind, normalize_colum
 from polyrec.models.data.parquet import open_parquet, parquet_files
 from polyrec.models.data.reader import OnMalformed
 from polyrec.models.errors import DataError
+from polyrec.models.progress import RowsDone, ignore_rows
 from polyrec.models.schema.batch import I64
 from polyrec.models.schema.lookup_counts import LookupCounts
 from polyrec.models.schema.schema import ROLES, Categorical, Schema
@@ -68,7 +69,7 @@ class AccessLog:
                     check_type(str(file), name, self._kind(name), there.field(name).type)
                 self.rows_hint = (self.rows_hint or 0) + parquet.metadata.num_rows
 
-    def count(self, counts: LookupCounts, progress: Callable[[int], object] = lambda _: None) -> int:
+    def count(self, counts: LookupCounts, progress: RowsDone = ignore_rows) -> int:
         """Adds every lookup to `counts` and returns the number of rows or lines.
 
         progress: called with the number done. Raises DataError naming the first malformed line, if malformed

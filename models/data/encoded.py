@@ -31,6 +31,7 @@ from polyrec.models.data.request_columns import RequestReader, group_codes
 from polyrec.models.data.requests import Requests, concat_batches
 from polyrec.models.data.split import I8, TEST, TRAIN, VALIDATION, Splitter
 from polyrec.models.errors import DataError
+from polyrec.models.progress import RowsDone, ignore_rows
 from polyrec.models.schema.batch import F32, I64, Batch, Block, index_type, take_bags
 from polyrec.models.schema.distinct import row_changes
 from polyrec.models.schema.encoder import Encoder
@@ -167,7 +168,7 @@ def encode(
     splitter: Splitter,
     which: Sequence[int] = (TRAIN, VALIDATION, TEST),
     memory_bytes: int = MEMORY_BYTES,
-    progress: Callable[[int], object] | None = None,
+    progress: RowsDone = ignore_rows,
     share: bool = True,
 ) -> EncodedRows:
     """Encodes the rows of the splits `which`, in one pass.
@@ -183,8 +184,7 @@ def encode(
     store = GrowingArrays(memory_bytes)
     try:
         for part in _parts(reader, schema, share, min(max(ROWS, largest // 2), MAX_ROWS)):
-            if progress is not None:
-                progress(part.rows)
+            progress(part.rows)
             split = splitter(part.exploded(schema.split.columns))
             wanted = np.isin(split, which)
             if not wanted.any():

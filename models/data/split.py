@@ -6,7 +6,6 @@ assigns any batch of the same data consistently.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +18,7 @@ from numpy.typing import NDArray
 from polyrec.models.data.reader import DataReader
 from polyrec.models.errors import DataError
 from polyrec.models.mixing import U64, mix
+from polyrec.models.progress import RowsDone, ignore_rows
 from polyrec.models.schema.batch import I64
 from polyrec.models.schema.schema import Schema, Split
 
@@ -74,9 +74,7 @@ class Splitter:
         return (share >= train).astype(np.int8) + (share >= self.split.train).astype(np.int8)
 
 
-def fit_splitter(
-    reader: DataReader, schema: Schema, progress: Callable[[int], object] | None = None
-) -> Splitter:
+def fit_splitter(reader: DataReader, schema: Schema, progress: RowsDone = ignore_rows) -> Splitter:
     """Returns the splitter of a data set. progress: called with the number of rows of each batch.
 
     A time split cuts between values, never within one. The rows before the test rows are the smallest prefix
@@ -102,7 +100,7 @@ def fit_splitter(
     return Splitter(split, (values[train].item(), values[last].item()))
 
 
-def _distinct(reader: DataReader, name: str, progress: Callable[[int], object] | None) -> tuple[Times, I64]:
+def _distinct(reader: DataReader, name: str, progress: RowsDone) -> tuple[Times, I64]:
     """Returns the distinct values of a column, ascending, and the number of rows of each."""
     values: list[Times] = []
     counts: list[I64] = []
@@ -116,8 +114,7 @@ def _distinct(reader: DataReader, name: str, progress: Callable[[int], object] |
         if pending > max(MERGE_FROM, 2 * merged):
             values, counts = _merged(values, counts)
             pending = merged = values[0].size
-        if progress is not None:
-            progress(data.num_rows)
+        progress(data.num_rows)
     if not values:
         raise DataError(f"{reader.path}: there are no rows to split")
     values, counts = _merged(values, counts)

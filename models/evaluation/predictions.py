@@ -19,9 +19,9 @@ from polyrec.models.data.reader import OnMalformed, open_data
 from polyrec.models.data.split import Splitter, fit_splitter
 from polyrec.models.dlrm.precision import DensePrecision
 from polyrec.models.errors import DataError
+from polyrec.models.progress import Phase, ignore_phase
 from polyrec.models.runtimes import open_runtime, predict_rows
 from polyrec.models.schema.batch import F32, I64
-from polyrec.models.training.pipeline import Phase
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +42,12 @@ def predict_all(
     bundles: Mapping[str, Bundle],
     path: str | Path,
     splits: Sequence[int],
+    *,
     runtime: str = "torch",
     device: str = "cpu",
     precision: DensePrecision = "fp32",
     on_malformed: OnMalformed = "fatal",
-    phase: Phase = lambda _name, _rows: lambda _done: None,
+    phase: Phase = ignore_phase,
     since: str | None = None,
     until: str | None = None,
 ) -> Predictions:
@@ -88,7 +89,7 @@ def predict_all(
                 )
             for name in family:
                 model = open_runtime(runtime, bundles[name], device, precision)
-                found[name] = predict_rows(model, data, phase(f"predict {name}", data.rows))
+                found[name] = predict_rows(model, data, progress=phase(f"predict {name}", data.rows))
     assert label is not None
     by_name = {name: found[name] for name in names}
     return Predictions(label, group, by_name, first.label.negatives_kept)

@@ -14,25 +14,22 @@ from typing import Any
 import numpy as np
 
 from polyrec.models.bundle.bundle import Bundle, require_target, write_bundle
-from polyrec.models.bundle.manifest import CALIBRATED, COUNTED, metrics_key
+from polyrec.models.bundle.manifest import CALIBRATED, COUNTED, with_width
 from polyrec.models.bundle.reorder import reordered
 from polyrec.models.data.access_log import AccessLog
-from polyrec.models.data.encoded import EncodedRows, encode
+from polyrec.models.data.encoded import encode
 from polyrec.models.data.reader import OnMalformed, open_data
 from polyrec.models.data.split import fit_splitter
 from polyrec.models.dlrm.activations import Activations, observe_activations
 from polyrec.models.errors import DataError
 from polyrec.models.evaluation.feature_drift import FEATURE_REFERENCE
 from polyrec.models.evaluation.metrics import evaluate
-from polyrec.models.runtimes import open_runtime
-from polyrec.models.runtimes.runtime import Runtime
-from polyrec.models.schema.batch import F32, I64
+from polyrec.models.progress import Phase, ignore_phase
+from polyrec.models.runtimes import open_runtime, predict_rows
+from polyrec.models.schema.batch import I64
 from polyrec.models.schema.encoder import Encoder
 from polyrec.models.schema.lookup_counts import LookupCounts
 from polyrec.models.schema.schema import ROLES, Role, Split
-from polyrec.models.training.pipeline import Phase
-
-BATCH_ROWS = 4096
 
 Metrics = dict[str, float | int | None]
 
@@ -59,16 +56,12 @@ class Observed:
     origin: Mapping[str, Any] = field(default_factory=dict)
 
 
-def _silent(_name: str, _rows: int | None) -> Any:
-    return lambda _done: None
-
-
 def observe_data(
     bundle: Bundle,
     path: str | Path,
     splits: Sequence[int] | None = None,
     on_malformed: OnMalformed = "fatal",
-    phase: Phase = _silent,
+    phase: Phase = ignore_phase,
 ) -> Observed:
     """Counts the lookups of all rows of a data file, and measures quality on some of them.
 
@@ -102,10 +95,10 @@ def observe_data(
             raise DataError(f"{path}: all labels of the rows to measure are equal: quality is undefined")
         for view in bundle.by_width():
             advance = phase(f"predict {view.name}", rows.size)
-            p = _predict(open_runtime("torch", view), data, rows, advance)
+            p = predict_rows(open_runtime("torch", view), data, rows, advance)
             group = None if data.group is None else data.group[rows]
             quality = evaluate(p, data.label[rows], group, schema.label.negatives_kept)
-            metrics[metrics_key("test", view.width)] = quality.as_dict()
+            metrics[with_width("test", view.width)] = quality.as_dict()
         activations = observe_activations(bundle.model(), data.batch, rows)
         total = data.rows
     origin = {"data": Path(path).name, "rows": total, "measured_rows": int(rows.size)}
@@ -118,7 +111,7 @@ def observe_log(
     path: str | Path,
     ids: bool = False,
     on_malformed: OnMalformed = "fatal",
-    phase: Phase = _silent,
+    phase: Phase = ignore_phase,
 ) -> Observed:
     """Counts the lookups of an access log (models/data/access_log.py). Raises DataError."""
     log = AccessLog(path, bundle.manifest.schema_, ids, on_malformed)
@@ -158,13 +151,3 @@ def write_recalibrated(bundle: Bundle, observed: Observed, out: str | Path, repl
         replace,
         observed.activations or manifest.activations,
     )
-
-
-def _predict(model: Runtime, data: EncodedRows, rows: I64, progress: Any) -> F32:
-    """Predicts some rows, float32 [rows.size]."""
-    out = np.empty(rows.size, np.float32)
-    for start in range(0, rows.size, BATCH_ROWS):
-        some = rows[start : start + BATCH_ROWS]
-        out[start : start + some.size] = model.predict(data.batch(some))
-        progress(some.size)
-    return out

@@ -8,7 +8,7 @@ Ranks are the identity: access counts are unknown, so clients send the row numbe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from polyrec.models.files import one_line
 from polyrec.models.importers.checkpoint import CheckpointWeights, LinearLayer
 from polyrec.models.importers.slot_order import joined_columns
 from polyrec.models.importers.table_rows import TableRows
+from polyrec.models.progress import RowsDone, ignore_rows
 from polyrec.models.schema.encoder import Encoder
 from polyrec.models.schema.feature_names import is_name
 from polyrec.models.schema.renaming import check_same_features
@@ -100,7 +101,7 @@ def write_foreign_model(
     max_length: int = 256,
     schema: Schema | None = None,
     replace: bool = False,
-    progress: Callable[[int], object] | None = None,
+    progress: RowsDone = ignore_rows,
 ) -> Bundle:
     """Writes the bundle of a foreign model; `progress` is called with the number of rows copied.
 
@@ -201,7 +202,7 @@ def _in_order_of(schema: Schema, model: ForeignModel) -> ForeignModel:
     )
 
 
-def _fused(model: ForeignModel, sources: list[str], progress: Callable[[int], object] | None) -> Tensor:
+def _fused(model: ForeignModel, sources: list[str], progress: RowsDone) -> Tensor:
     """Copies all tables into one float32 weight, in small pieces."""
     width = model.tables[sources[0]].width
     weight = torch.empty(sum(model.tables[s].rows for s in sources), width)
@@ -215,8 +216,7 @@ def _fused(model: ForeignModel, sources: list[str], progress: Callable[[int], ob
             if not torch.isfinite(copied).all():
                 raise model.weights.error(f"table {source} holds a number that is not finite")
             at += end - start
-            if progress:
-                progress(end - start)
+            progress(end - start)
     return weight
 
 

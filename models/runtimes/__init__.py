@@ -8,13 +8,13 @@ value set by the operator is kept.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from polyrec.models.progress import RowsDone, ignore_rows
 from polyrec.models.runtimes.registry import runtime_kind
-from polyrec.models.schema.batch import F32
+from polyrec.models.schema.batch import F32, I64
 
 if TYPE_CHECKING:
     from polyrec.models.bundle.bundle import Bundle
@@ -57,14 +57,15 @@ def best_runtime() -> tuple[str, str]:
 def predict_rows(
     runtime: Runtime,
     data: EncodedRows,
-    progress: Callable[[int], object] | None = None,
+    rows: I64 | None = None,
+    progress: RowsDone = ignore_rows,
     batch_rows: int = 4096,
 ) -> F32:
-    """Predicts every row, in order; returns float32 [data.rows]."""
-    out = np.empty(data.rows, np.float32)
-    for start in range(0, data.rows, batch_rows):
-        rows = np.arange(start, min(start + batch_rows, data.rows))
-        out[rows] = runtime.predict(data.batch(rows))
-        if progress:
-            progress(rows.size)
+    """Predicts rows; returns float32 [rows.size]. rows: int64 [n]; None: all, in order."""
+    rows = np.arange(data.rows) if rows is None else rows
+    out = np.empty(rows.size, np.float32)
+    for start in range(0, rows.size, batch_rows):
+        some = rows[start : start + batch_rows]
+        out[start : start + some.size] = runtime.predict(data.batch(some))
+        progress(some.size)
     return out

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -32,6 +32,7 @@ from polyrec.models.data.reader import DataReader
 from polyrec.models.data.split import TRAIN, Splitter
 from polyrec.models.errors import DataError
 from polyrec.models.files import Strict, atomic_path
+from polyrec.models.progress import RowsDone, ignore_rows
 from polyrec.models.schema.batch import I64
 from polyrec.models.schema.continuation import PreviousVocabularies
 from polyrec.models.schema.dense_transform import Standard
@@ -74,7 +75,7 @@ def calibrate(
     which: Sequence[int] = (TRAIN,),
     sample: float | None = None,
     seed: int = 0,
-    progress: Callable[[int], object] | None = None,
+    progress: RowsDone = ignore_rows,
     previous: PreviousVocabularies | None = None,
 ) -> Calibration:
     """Calibrates on the rows of the splits `which`, in one pass.
@@ -109,8 +110,7 @@ def calibrate(
                 counter.add(feature, data.column(feature.name), counted)
         for moment in moments:
             moment.add(data.column(moment.feature.name).to_numpy(zero_copy_only=False))
-        if progress is not None:
-            progress(wanted.size)
+        progress(wanted.size)
     if not rows:
         raise DataError(f"{reader.path}: there are no rows to calibrate on")
     return Calibration(

@@ -86,7 +86,7 @@ class NearRows:
     """Locates the rows of hot batches with one comparison and one addition per block.
 
     Each table's hottest rows are contiguous in host memory. If all ranks of a single-valued feature are below
-    a limit, their addresses are the ranks plus a constant. Tests compare it with `RowLocations.of`, which
+    a limit, their addresses are the ranks plus a constant. Tests compare it with `RowLocations.locate`, which
     locates any rows.
     fused: positions of the features' tables in the fused weight.
     """

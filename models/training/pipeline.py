@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from polyrec.models.bundle.bundle import Bundle, require_target, write_bundle
-from polyrec.models.bundle.manifest import metrics_key
+from polyrec.models.bundle.manifest import with_width
 from polyrec.models.data.encoded import MEMORY_BYTES, EncodedRows, encode
 from polyrec.models.data.reader import DataReader
 from polyrec.models.data.split import TEST, TRAIN, VALIDATION, Splitter, fit_splitter
@@ -28,6 +28,7 @@ from polyrec.models.embeddings.stage import Stage
 from polyrec.models.errors import DataError
 from polyrec.models.evaluation.feature_drift import FEATURE_REFERENCE, reference_of
 from polyrec.models.evaluation.metrics import Quality, evaluate
+from polyrec.models.progress import Phase, ignore_phase
 from polyrec.models.schema.encoder import Encoder
 from polyrec.models.schema.popularity import Calibration, calibrate
 from polyrec.models.schema.schema import Schema
@@ -52,9 +53,6 @@ from polyrec.models.training.unseen import id_dropout, lookups_to_hide, unseen_s
 from polyrec.models.training.warm.start import WarmStart
 from polyrec.models.training.workers.workers import Workers
 from polyrec.models.version import code_version
-
-Phase = Callable[[str, int | None], Callable[[int], object]]
-"""Starts a progress phase of some rows (None: unknown); returns a function to call with rows done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +99,7 @@ class Learner:
     sample: float | None = None
     calibration: Calibration | None = None
     baselines: bool = True
-    phase: Phase = lambda _name, _rows: lambda _done: None
+    phase: Phase = ignore_phase
     progress: Progress | None = None
     checkpoint: CheckpointSettings | None = None
     notice: Callable[[str], object] = lambda _line: None
@@ -362,7 +360,7 @@ def named_by_width(
     split: str, quality: Mapping[int | None, Quality]
 ) -> dict[str, dict[str, float | int | None]]:
     """Returns the figures as a manifest's `metrics` stores them; JSON-serializable."""
-    return {metrics_key(split, width): found.as_dict() for width, found in quality.items()}
+    return {with_width(split, width): found.as_dict() for width, found in quality.items()}
 
 
 def quality_on_test(

@@ -7,7 +7,7 @@ reads and encodes the next one.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -17,6 +17,7 @@ from polyrec.models.data.encoded import encode_windows
 from polyrec.models.data.reader import DataReader
 from polyrec.models.data.split import Splitter
 from polyrec.models.errors import DataError
+from polyrec.models.progress import RowsDone
 from polyrec.models.schema.encoder import Encoder
 from polyrec.models.training.source import Rows
 
@@ -37,7 +38,7 @@ class StreamedRows:
         splitter: Splitter,
         which: Sequence[int],
         window_rows: int,
-        progress: Callable[[int], object],
+        progress: RowsDone,
     ) -> None:
         self._read = reader, encoder, splitter, which, window_rows
         label = encoder.schema.label

@@ -22,7 +22,7 @@ MIN_GAIN = 1e-6
 Others = Callable[[Requirements], Choice | None]
 
 
-def forecast(problem: Problem, choice: Choice, bounds: bool = True, others: Others | None = None) -> Expected:
+def forecast(problem: Problem, choice: Choice, bounds: bool, others: Others | None) -> Expected:
     """Returns what the plan should achieve.
 
     bounds: whether to search for bottlenecks. others: chooses for other requirements, to compute the gain of

@@ -31,6 +31,7 @@ from polyrec.planner.plan import LaneKind, Limits
 from polyrec.planner.profile import Front, Hop, PathProfile
 
 LARGEST = Limits().max_request_rows
+LARGEST_BATCH = Limits().max_batch_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +212,7 @@ class Costing:
     def _batch(self, timing: Timing) -> int:
         """Returns the rows of the largest batch that meets the SLO of a mean query, at least 1."""
         window = self.window(float(np.dot([c.rows for c in self.classes], [c.share for c in self.classes])))
-        low, high = 1, self.requirements.max_batch_rows
+        low, high = 1, LARGEST_BATCH
         while low < high:
             middle = (low + high + 1) // 2
             low, high = (middle, high) if timing.tail(middle) <= window else (low, middle - 1)

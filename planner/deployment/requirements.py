@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from polyrec.planner.plan import LaneKind, Limits
+from polyrec.planner.plan import LaneKind
 from polyrec.planner.traffic import Traffic
 
 
@@ -26,4 +26,3 @@ class Requirements:
     copies: Mapping[str, int] = field(default_factory=dict)
     lane: LaneKind | None = None
     swing: float = 4.0
-    max_batch_rows: int = Limits().max_batch_rows

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from polyrec.planner.rollout.score_shift import BINS, F32, F64, ScoreCounts
+from polyrec.models.schema.batch import F32, F64
+from polyrec.planner.rollout.score_shift import BINS, ScoreCounts
 
 LATENCY_EDGES_S = 1e-4 * 1.05 ** np.arange(284)
 """From 0.1 ms to 100 s; neighbors are 5% apart, which bounds the error of a quantile."""

@@ -14,9 +14,10 @@ from typing import TypeVar
 
 import numpy as np
 
+from polyrec.models.schema.batch import F32, F64
 from polyrec.planner.rollout.arm_sums import ArmRecords, ArmSums
 from polyrec.planner.rollout.expected_loss import ExpectedLoss, PairRecords, PairSums, expected_loss
-from polyrec.planner.rollout.score_shift import F32, F64, ScoreShift, bin_edges, score_shift
+from polyrec.planner.rollout.score_shift import ScoreShift, bin_edges, score_shift
 from polyrec.planner.rollout.window import SlidingWindow, merged
 
 T = TypeVar("T")

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from polyrec.planner.rollout.score_shift import F32
+from polyrec.models.schema.batch import F32
 
 CLIP = 1e-7
 """Scores are clipped to at least this distance from 0 and 1."""

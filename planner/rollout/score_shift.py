@@ -18,10 +18,9 @@ from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
-from numpy.typing import NDArray
 
-F32 = NDArray[np.float32]
-F64 = NDArray[np.float64]
+from polyrec.models.schema.batch import F32, F64
+
 BINS = 10
 SMOOTHING = 0.5
 """Added to each bin's count: an empty bin would make the index infinite."""

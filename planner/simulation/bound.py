@@ -14,6 +14,7 @@ uses medians). It keeps these constraints, which hold for every policy:
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -23,10 +24,10 @@ from scipy.optimize import linprog
 from scipy.sparse import coo_array, vstack
 
 from polyrec.models.schema.batch import F64, I64
-from polyrec.planner.plan import Limits
 from polyrec.planner.routing.lanes.lane import LaneSpec
 from polyrec.planner.routing.lanes.path import PathSpec
 from polyrec.planner.routing.latency.latency_table import LatencyTable
+from polyrec.planner.simulation.trace import Trace
 
 BINS_A_BUDGET = 4
 CLOSE = 1e-9
@@ -54,43 +55,9 @@ class ClairvoyantBound:
         return float(self.by_bin[round(since_s / self.bin_s) : round(until_s / self.bin_s)].sum())
 
 
-@dataclass(frozen=True, slots=True)
-class Trace:
-    """The queries and paths of one model.
-
-    arrival_s: float64 [queries], ascending.
-    rows: int64 [queries].
-    budget_s: float64 [queries], or one for all.
-    weight: weight of the model's information.
-    """
-
-    paths: Sequence[PathSpec]
-    limits: Limits
-    arrival_s: F64
-    rows: I64
-    budget_s: float | F64
-    weight: float = 1.0
-
-    @property
-    def budgets(self) -> F64:
-        """Returns the budget of each query in seconds: float64 [queries]."""
-        return np.broadcast_to(np.asarray(self.budget_s, np.float64), self.arrival_s.shape)
-
-
-def bound(
-    paths: Sequence[PathSpec],
-    lanes: Sequence[LaneSpec],
-    limits: Limits,
-    arrival_s: F64,
-    rows: I64,
-    budget_s: float | F64,
-    bin_s: float | None = None,
-) -> ClairvoyantBound:
-    """Computes the bound for one model's trace. arrival_s, rows, budget_s: see `Trace`."""
-    count: dict[str, int] = {}
-    for lane in lanes:
-        count[lane.device] = count.get(lane.device, 0) + 1
-    return joint_bound([Trace(paths, limits, arrival_s, rows, budget_s)], count, bin_s)
+def bound(trace: Trace, lanes: Sequence[LaneSpec], bin_s: float | None = None) -> ClairvoyantBound:
+    """Computes the bound for one model's trace. bin_s: width of the bins; None: a part of the budget."""
+    return joint_bound([trace], Counter(lane.device for lane in lanes), bin_s)
 
 
 def joint_bound(

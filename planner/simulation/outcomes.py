@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from polyrec.models.schema.batch import F64, I64
+from polyrec.planner.simulation.trace import Trace
 
 
 class Status(IntEnum):
@@ -72,6 +73,29 @@ class Outcomes:
     path: I64
     status: I64
     seconds: float
+
+    @staticmethod
+    def of(trace: Trace, finish_s: F64, path: I64, status: I64) -> Outcomes:
+        """Returns what became of a trace's queries."""
+        arrival_s = trace.arrival_s
+        return Outcomes(
+            names=tuple(p.name for p in trace.paths),
+            qualities=tuple(p.quality for p in trace.paths),
+            accuracies=tuple(p.accuracy for p in trace.paths),
+            arrival_s=arrival_s,
+            rows=trace.rows,
+            deadline_s=arrival_s + trace.budgets,
+            finish_s=finish_s,
+            path=path,
+            status=status,
+            seconds=float(arrival_s[-1]) if arrival_s.size else 0.0,
+        )
+
+    @property
+    def information(self) -> F64:
+        """The information (rows x quality) of each query answered in time, else 0: float64 [queries]."""
+        good = (self.status == Status.ANSWERED) & (self.finish_s <= self.deadline_s)
+        return np.where(good, self.rows * np.asarray(self.qualities)[self.path], 0.0)
 
     def figures(self, since_s: float = 0.0, until_s: float | None = None) -> Figures:
         """Summarizes queries that arrived in [since_s, until_s)."""

@@ -1,11 +1,10 @@
 """Simulates a server, by running the live router on virtual lanes in virtual time.
 
-`Simulator.run` takes arrivals, sizes and budgets of queries and returns the outcome of each. The event loop
-is
-modeled iteration by iteration: it reads and parses the requests in its sockets, then runs callbacks (answers,
-and the dispatcher's pass one or two iterations after it was scheduled). An inline lane executes on the loop;
-meanwhile nothing is read and no budget begins. Service times (execution.py) are drawn from the profile, other
-costs (costs.py) were measured on a live server.
+`Simulator.run` returns the outcome of each query of a trace. The event loop is modeled iteration by
+iteration: it reads and parses the requests in its sockets, then runs callbacks (answers, and the
+dispatcher's pass one or two iterations after it was scheduled). An inline lane executes on the loop;
+meanwhile nothing is read and no budget begins. Service times (execution.py) are drawn from the profile,
+other costs (costs.py) were measured on a live server.
 """
 
 from __future__ import annotations
@@ -16,10 +15,8 @@ from functools import partial
 from heapq import heappop, heappush
 
 import numpy as np
-from numpy.typing import NDArray
 
-from polyrec.models.schema.batch import F64, I64
-from polyrec.planner.plan import Limits, Plan, PlanError, Routing
+from polyrec.planner.plan import Plan, PlanError, Routing
 from polyrec.planner.quality import routing_values
 from polyrec.planner.routing.admission.arrival import ArrivalTimes
 from polyrec.planner.routing.lanes.lane import LaneSpec
@@ -35,11 +32,12 @@ from polyrec.planner.simulation.faults import Fault, lane_changes
 from polyrec.planner.simulation.outcomes import Outcomes, Status
 from polyrec.planner.simulation.preemption import loop_preemptions, process_stops
 from polyrec.planner.simulation.row_reads import DrawnReads
+from polyrec.planner.simulation.trace import Trace
 
 TICK_S = 0.1
 PROGRESS_EVERY = 4096
 INF = float("inf")
-Progress = Callable[[int], None]
+Progress = Callable[[int], object]
 Slowdown = Callable[[float], float]
 """Factor on all CPU time as a function of time in seconds; 1 is the speed of the calibration."""
 
@@ -70,34 +68,26 @@ def specs(plan: Plan) -> tuple[tuple[PathSpec, ...], tuple[LaneSpec, ...]]:
 class Simulator:
     """One simulation, started by `run`. `router` may be inspected afterwards.
 
-    arrival_s: float64 [queries], ascending.
-    rows: int64 [queries].
-    budget_s: float64 [queries], or one for all.
     costs: costs beyond the profile; None for only the front's cost in `routing`.
     slowdown: of the core that the loop and all lanes share.
     """
 
     def __init__(
         self,
-        paths: Sequence[PathSpec],
+        trace: Trace,
         lanes: Sequence[LaneSpec],
         routing: Routing,
-        limits: Limits,
-        arrival_s: F64,
-        rows: I64,
-        budget_s: float | F64,
         rng: np.random.Generator,
         faults: Sequence[Fault] = (),
         costs: Costs | None = None,
         slowdown: Slowdown = no_slowdown,
     ) -> None:
-        self.router = Router(RouterState(paths, lanes, routing, limits, 0.0))
-        n = arrival_s.size
-        self._arrival: list[float] = arrival_s.tolist()
-        self._rows: list[int] = rows.tolist()
-        budgets = np.broadcast_to(np.asarray(budget_s, np.float64), arrival_s.shape)
-        self._budget: list[float] = budgets.tolist()
-        self._arrays = (arrival_s, rows, arrival_s + budgets)
+        self.router = Router(RouterState(trace.paths, lanes, routing, trace.limits, 0.0))
+        self._trace = trace
+        n = trace.arrival_s.size
+        self._arrival: list[float] = trace.arrival_s.tolist()
+        self._rows: list[int] = trace.rows.tolist()
+        self._budget: list[float] = trace.budgets.tolist()
         self._finish = [0.0] * n
         self._path = [-1] * n
         self._status = [0] * n
@@ -127,15 +117,20 @@ class Simulator:
         self._execution = ExecutionTimes(self.router.state.paths, self._costs.batches, faults, rng)
         self._reads = DrawnReads(self._costs.reads, n, rng)
         self._ready_s: dict[Query, float] = {}
-        self._core = loop_preemptions(faults, float(arrival_s[-1]) if n else 0.0)
+        self._core = loop_preemptions(faults, self._arrival[-1] if n else 0.0)
         self._stops = process_stops(faults)
         self._changes = lane_changes(faults)
         self._ends: list[tuple[float, int, Dispatch | Query]] = []
         self._number = 0
 
+    @property
+    def queries(self) -> int:
+        """Number of queries in the trace."""
+        return len(self._arrival)
+
     def run(self, progress: Progress | None = None) -> Outcomes:
         """Simulates all queries. progress: called occasionally with the number of arrived queries."""
-        queries, reported = len(self._arrival), 0
+        reported = 0
         while self._ready or self._sleep_until_event():
             # the same order as in the live loop: timers, then sockets and lanes, then callbacks
             polled_s = self._now_s
@@ -149,8 +144,11 @@ class Simulator:
                 self._ready.popleft()()
             self._preempt()
         if progress is not None:
-            progress(queries)
-        return self._outcomes()
+            progress(self.queries)
+        finish_s, path, status = self._finish, self._path, self._status
+        return Outcomes.of(
+            self._trace, np.asarray(finish_s), np.asarray(path, np.int64), np.asarray(status, np.int64)
+        )
 
     def _sleep_until_event(self) -> bool:
         """Advances time to the next event if it is in the future; returns False if only ticks are left."""
@@ -196,22 +194,6 @@ class Simulator:
             while self._at < len(arrival) and arrival[self._at] <= polled_s:
                 self._read(self._at)
                 self._at += 1
-
-    def _outcomes(self) -> Outcomes:
-        arrival_s, rows, deadline_s = self._arrays
-        paths = self.router.state.path_specs
-        return Outcomes(
-            tuple(p.name for p in paths),
-            tuple(p.quality for p in paths),
-            tuple(p.accuracy for p in paths),
-            arrival_s,
-            rows,
-            deadline_s,
-            np.asarray(self._finish),
-            np.asarray(self._path, np.int64),
-            np.asarray(self._status, np.int64),
-            float(arrival_s[-1]) if arrival_s.size else 0.0,
-        )
 
     def _sleep(self, due_s: float, by_event: bool) -> None:
         """Advances time to the idle loop's next work.
@@ -386,9 +368,3 @@ class Simulator:
                 i = query.payload
                 self._status[i] = Status.FAILED
                 self._finish[i] = now_s
-
-
-def information(outcomes: Outcomes) -> NDArray[np.float64]:
-    """Returns the information (rows x quality) of each query answered in time, else 0: float64 [queries]."""
-    good = (outcomes.status == Status.ANSWERED) & (outcomes.finish_s <= outcomes.deadline_s)
-    return np.where(good, outcomes.rows * np.asarray(outcomes.qualities)[outcomes.path], 0.0)

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 from polyrec.loadtest.arguments import non_negative_int, positive_float
 
 if TYPE_CHECKING:
-    from polyrec.loadtest.comparison.comparison import Conditions
+    from collections.abc import Callable
+
+    from polyrec.loadtest.comparison.comparison import Conditions, PolicyComparison
     from polyrec.planner.plan import Plan
 
 EXAMPLE = "polyrec bench --plan plan.json --policies all --slo-ms 10 --data clicks.parquet --out runs/bench"
@@ -173,9 +175,8 @@ def _run(args: argparse.Namespace) -> int:
     from polyrec.loadtest.traffic.source import open_source
     from polyrec.models.bundle.bundle import load_bundle
     from polyrec.planner.plan import load_plan
-    from polyrec.report.load.policies import as_json, doubts, tables, verdict
+    from polyrec.report.load.policies import as_json
     from polyrec.report.page import make_folder, require_matplotlib
-    from polyrec.report.text import terminal
 
     plan = load_plan(args.plan)
     policies = policies_of(plan, args.policies)
@@ -187,44 +188,64 @@ def _run(args: argparse.Namespace) -> int:
     client_core = cores[-1] if args.client_core is None else args.client_core
     server_cores = _cores(args.server_cores, cores, client_core)
     setup = _setup(args, plan, server_cores, client_core)
-    title = f"Routing policies of {Path(args.plan).name}"
     source = open_source(args.data, load_bundle(plan.paths[0].bundle), args.seed)
     if args.out:
         require_matplotlib()
         make_folder(args.out)
-        from polyrec.report.load.policy_page import write_comparison
     os.sched_setaffinity(0, {client_core})
+
+    def write() -> Path | None:
+        if not args.out:
+            return None
+        from polyrec.report.load.policy_page import write_comparison
+
+        return write_comparison(
+            Path(args.out), comparison, setup, f"Routing policies of {Path(args.plan).name}"
+        )
+
     with (
         StatusLine("bench") as status,
         PolicyServer(plan, policies, server_cores, {}) as server,
     ):
         comparison = PolicyComparison(server, source, conditions, status.show)
-        capacity = None if args.no_search else comparison.find_capacities(args.first_rate)
-        if args.out:
-            # an interrupted run still writes the figures measured so far
-            write_comparison(Path(args.out), comparison, setup, title)
-        if args.simulate:
-            comparison.calibrate(plan)
-        comparison.run_ladder(rates or tuple(round((capacity or 0.0) * share, 1) for share in LADDER))
-        if args.simulate:
-            comparison.simulate(plan)
-        base = args.step_base or (capacity and capacity * STEP_TO / 5)
-        if base and not args.no_step:
-            if args.out:
-                write_comparison(Path(args.out), comparison, setup, title)
-            comparison.step(base)
-    if args.out:
-        page = write_comparison(Path(args.out), comparison, setup, title)
+        _compare(args, rates, comparison, plan, write)
+    page = write()
     if args.json:
         print(json.dumps(as_json(comparison, setup)))
-        return 0
+    else:
+        _show(comparison)
+        if page is not None:
+            print(page)
+    return 0
+
+
+def _compare(
+    args: argparse.Namespace,
+    rates: tuple[float, ...],
+    comparison: PolicyComparison,
+    plan: Plan,
+    write: Callable[[], object],
+) -> None:
+    """Runs all parts of the comparison. write: writes the figures so far, in case of an interrupt."""
+    capacity = None if args.no_search else comparison.find_capacities(args.first_rate)
+    write()
+    if args.simulate:
+        comparison.calibrate(plan)
+    comparison.run_ladder(rates or tuple(round((capacity or 0.0) * share, 1) for share in LADDER))
+    if args.simulate:
+        comparison.simulate(plan)
+    base = args.step_base or (capacity and capacity * STEP_TO / 5)
+    if base and not args.no_step:
+        write()
+        comparison.step(base)
+
+
+def _show(comparison: PolicyComparison) -> None:
+    from polyrec.report.load.policies import tables, verdict
+    from polyrec.report.text import terminal
+
     print(f"{verdict(comparison)}\n")
     print(terminal(tables(comparison)))
-    for doubt in doubts(comparison.trials, conditions, len(plan.paths)):
-        print(f"warning: {doubt}", file=sys.stderr)
-    if args.out:
-        print(page)
-    return 0
 
 
 def _conditions(args: argparse.Namespace) -> Conditions:

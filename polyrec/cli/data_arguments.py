@@ -11,6 +11,18 @@ def add_data(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--schema", required=True, help="schema file, or the name of a shipped one")
 
 
+def add_period(parser: argparse._ActionsContainer) -> None:
+    """Adds the options for the rows of a period."""
+    for flag, meaning in (("--since", "from this time on"), ("--until", "before this time")):
+        parser.add_argument(
+            flag,
+            metavar="TIME",
+            help=f"use only rows {meaning}, split among themselves: 2026-11-23, 2026-11-23T18:00 (UTC), or a "
+            "number; compared with the column that the schema splits by time, in a prediction log with the "
+            "time of the answer",
+        )
+
+
 def add_on_malformed(parser: argparse._ActionsContainer) -> None:
     """Adds the option for malformed rows."""
     parser.add_argument(

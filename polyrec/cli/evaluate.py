@@ -6,10 +6,12 @@ import argparse
 import json
 from typing import TYPE_CHECKING
 
-from polyrec.cli.data_arguments import add_on_malformed
+from polyrec.cli.data_arguments import add_on_malformed, add_period
 from polyrec.loadtest.arguments import non_negative_int
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from polyrec.models.bundle.bundle import Bundle
     from polyrec.models.evaluation.predictions import Predictions
     from polyrec.report.quality.comparison import ModelComparison
@@ -36,10 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--baseline",
         help="bundle that the others (nested widths: its widest) are compared with (default: first)",
     )
-    for flag, meaning in (("--since", "from this time on"), ("--until", "before this time")):
-        compared.add_argument(
-            flag, metavar="TIME", help=f"only rows {meaning}, as `polyrec train` takes it; split among these"
-        )
+    add_period(compared)
     add_on_malformed(compared)
     execution = parser.add_argument_group("execution")
     execution.add_argument("--runtime", default="torch", help="torch, onnx or openvino (default torch)")
@@ -69,11 +68,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     import torch
 
-    from polyrec.cli.progress import ProgressBars
-    from polyrec.models.data.split import NAMES
     from polyrec.models.errors import PolyrecError
     from polyrec.models.evaluation.metrics import evaluate
-    from polyrec.models.evaluation.predictions import predict_all
     from polyrec.models.files import require_target_file
     from polyrec.report.page import make_folder, require_matplotlib
     from polyrec.report.quality.comparison import compare_models
@@ -87,20 +83,7 @@ def run(args: argparse.Namespace) -> int:
         require_target_file(args.predictions, PolyrecError, "--predictions")
     torch.set_num_threads(1)
     bundles, baseline_label = _bundles(args.bundles, baseline)
-    which = tuple(range(len(NAMES))) if args.split == "all" else (NAMES.index(args.split),)
-    with ProgressBars() as bars:
-        predictions = predict_all(
-            bundles,
-            args.data,
-            which,
-            args.runtime,
-            args.device,
-            args.precision,
-            args.on_malformed,
-            bars.phase,
-            args.since,
-            args.until,
-        )
+    predictions = _predictions(args, bundles)
     if args.predictions:
         _save(args.predictions, predictions)
     if len(bundles) == 1 and not args.report:
@@ -108,14 +91,13 @@ def run(args: argparse.Namespace) -> int:
         kept = predictions.negatives_kept
         _print_one(args, evaluate(p, predictions.label, predictions.group, kept).as_dict())
         return 0
-    runtime = f"{args.runtime} on {args.device}, dense net in {args.precision}"
     comparison = compare_models(
         bundles,
         predictions,
         baseline_label,
         data=args.data,
         split=args.split,
-        runtime=runtime,
+        runtime=f"{args.runtime} on {args.device}, dense net in {args.precision}",
         resamples=args.resamples,
         seed=args.seed,
     )
@@ -134,6 +116,27 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _predictions(args: argparse.Namespace, bundles: Mapping[str, Bundle]) -> Predictions:
+    from polyrec.cli.progress import ProgressBars
+    from polyrec.models.data.split import NAMES
+    from polyrec.models.evaluation.predictions import predict_all
+
+    splits = range(len(NAMES)) if args.split == "all" else (NAMES.index(args.split),)
+    with ProgressBars() as bars:
+        return predict_all(
+            bundles,
+            args.data,
+            splits,
+            runtime=args.runtime,
+            device=args.device,
+            precision=args.precision,
+            on_malformed=args.on_malformed,
+            phase=bars.phase,
+            since=args.since,
+            until=args.until,
+        )
+
+
 def _check_flags(args: argparse.Namespace, baseline: str) -> None:
     """Raises PolyrecError for bundles or numbers that cannot be compared."""
     from polyrec.models.errors import PolyrecError
@@ -150,13 +153,14 @@ def _check_flags(args: argparse.Namespace, baseline: str) -> None:
 def _bundles(paths: list[str], baseline: str) -> tuple[dict[str, Bundle], str]:
     """Loads the bundles by label; also returns the baseline's label."""
     from polyrec.models.bundle.bundle import load_bundle
+    from polyrec.models.bundle.manifest import with_width
 
     labels = labels_of(paths)
     bundles, baseline_label = {}, labels[baseline]
     for path in paths:
         # compare nested widths like bundles; the widest represents the bundle
         for view in load_bundle(path).by_width():
-            label = labels[path] + ("" if view.width is None else f".w{view.width}")
+            label = with_width(labels[path], view.width)
             bundles[label] = view
             if path == baseline:
                 baseline_label = label

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from polyrec.feed.source import MOST_ROWS
+
 EXAMPLE = "polyrec feed redis://127.0.0.1:6379 --stream updates --url http://127.0.0.1:8000"
 
 
@@ -28,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--most-rows",
         type=int,
-        default=2000,
+        default=MOST_ROWS,
         help="maximum rows per call; entries are merged up to it (default: %(default)s)",
     )
     parser.add_argument(

@@ -95,12 +95,33 @@ class Interval:
     model: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Scrapes:
+    """Two scrapes of one server, `seconds` apart."""
+
+    before: MetricSamples
+    after: MetricSamples
+    seconds: float
+
+    def rate(self, name: str, **labels: str) -> float:
+        """Returns a counter's growth per second."""
+        return (self.after.total(name, **labels) - self.before.total(name, **labels)) / self.seconds
+
+    def answered(self, **labels: str) -> tuple[int, float, float]:
+        """Returns the number of answers, and their median and p99 in seconds."""
+        ok, late = (
+            self.after.buckets("polyrec_request_seconds", outcome=outcome, **labels)
+            - self.before.buckets("polyrec_request_seconds", outcome=outcome, **labels)
+            for outcome in ("ok", "late")
+        )
+        both = ok if not late.total else late if not ok.total else type(ok)(ok.edges, ok.counts + late.counts)
+        return both.total, both.quantile(0.5), both.quantile(0.99)
+
+
 def interval(before: MetricSamples, after: MetricSamples, seconds: float) -> Interval:
     """Returns the figures of the time between two scrapes of one server."""
-
-    def rate(name: str, **labels: str) -> float:
-        return (after.total(name, **labels) - before.total(name, **labels)) / seconds
-
+    scrapes = _Scrapes(before, after, seconds)
+    rate = scrapes.rate
     outcomes = {
         outcome: found
         for outcome in _values(after, "polyrec_requests_total", "outcome")
@@ -108,13 +129,11 @@ def interval(before: MetricSamples, after: MetricSamples, seconds: float) -> Int
     }
     missed = sum(outcomes.get(outcome, 0.0) for outcome in MISSES)
     counted = missed + outcomes.get("ok", 0.0)
-    paths = _values(after, "polyrec_path_value", "path")
-    answered = {path: _answered(before, after, path=path) for path in paths}
-    total = sum(count for count, _, _ in answered.values())
-    _, p50_s, p99_s = _answered(before, after)
-    build = _labels(after, "polyrec_build_info")
+    paths = _paths(scrapes)
+    answers_rate = sum(path.rate for path in paths)
+    _, p50_s, p99_s = scrapes.answered()
     return Interval(
-        bundle=build.get("bundle", "?"),
+        bundle=_labels(after, "polyrec_build_info").get("bundle", "?"),
         policy=_labels(after, "polyrec_policy_info").get("policy", "?"),
         seconds=seconds,
         rate=sum(outcomes.values()),
@@ -126,39 +145,48 @@ def interval(before: MetricSamples, after: MetricSamples, seconds: float) -> Int
         p99_s=p99_s,
         information=rate("polyrec_information_total"),
         phases_s={
-            phase: rate("polyrec_phase_seconds_sum", phase=phase) * seconds / total
-            for phase in (PHASES if total else ())
+            phase: rate("polyrec_phase_seconds_sum", phase=phase) / answers_rate
+            for phase in (PHASES if answers_rate else ())
         },
         queue_rows=after.total("polyrec_queue_rows"),
         in_flight=after.total("polyrec_in_flight_queries"),
         capacity_rows=after.total("polyrec_capacity_rows_per_second"),
-        paths=tuple(
-            PathRow(
-                path,
-                count / seconds,
-                count / total if total else 0.0,
-                p50_s,
-                p99_s,
-                rate("polyrec_degraded_total", path=path),
-                next((q for _, q in after.series("polyrec_path_quality", path=path)), None),
-            )
-            for path, (count, p50_s, p99_s) in answered.items()
-        ),
-        lanes=tuple(
-            LaneRow(
-                lane,
-                _labels(after, "polyrec_lane_info", lane=lane).get("device", "?"),
-                after.total("polyrec_lane_up", lane=lane) > 0,
-                rate("polyrec_lane_busy_seconds_total", lane=lane),
-                next(
-                    (labels["state"] for labels, on in after.series("polyrec_lane_breaker", lane=lane) if on),
-                    "?",
-                ),
-                after.total("polyrec_lane_correction", lane=lane),
-            )
-            for lane in _values(after, "polyrec_lane_up", "lane")
-        ),
+        paths=paths,
+        lanes=_lanes(scrapes),
         model=next(iter(after.models), None),
+    )
+
+
+def _paths(scrapes: _Scrapes) -> tuple[PathRow, ...]:
+    after = scrapes.after
+    answered = {path: scrapes.answered(path=path) for path in _values(after, "polyrec_path_value", "path")}
+    total = sum(count for count, _, _ in answered.values())
+    return tuple(
+        PathRow(
+            path,
+            count / scrapes.seconds,
+            count / total if total else 0.0,
+            p50_s,
+            p99_s,
+            scrapes.rate("polyrec_degraded_total", path=path),
+            next((quality for _, quality in after.series("polyrec_path_quality", path=path)), None),
+        )
+        for path, (count, p50_s, p99_s) in answered.items()
+    )
+
+
+def _lanes(scrapes: _Scrapes) -> tuple[LaneRow, ...]:
+    after = scrapes.after
+    return tuple(
+        LaneRow(
+            lane,
+            _labels(after, "polyrec_lane_info", lane=lane).get("device", "?"),
+            after.total("polyrec_lane_up", lane=lane) > 0,
+            scrapes.rate("polyrec_lane_busy_seconds_total", lane=lane),
+            _labels(after, "polyrec_lane_breaker", lane=lane).get("state", "?"),
+            after.total("polyrec_lane_correction", lane=lane),
+        )
+        for lane in _values(after, "polyrec_lane_up", "lane")
     )
 
 
@@ -170,17 +198,6 @@ def _values(samples: MetricSamples, name: str, label: str) -> list[str]:
 def _labels(samples: MetricSamples, name: str, **labels: str) -> Mapping[str, str]:
     """Returns the labels of the series whose value is 1 in an information metric; empty if there is none."""
     return next((found for found, value in samples.series(name, **labels) if value), {})
-
-
-def _answered(before: MetricSamples, after: MetricSamples, **labels: str) -> tuple[int, float, float]:
-    """Returns the number of answers between two scrapes, and their median and p99 in seconds."""
-    ok, late = (
-        after.buckets("polyrec_request_seconds", outcome=outcome, **labels)
-        - before.buckets("polyrec_request_seconds", outcome=outcome, **labels)
-        for outcome in ("ok", "late")
-    )
-    both = ok if not late.total else late if not ok.total else type(ok)(ok.edges, ok.counts + late.counts)
-    return both.total, both.quantile(0.5), both.quantile(0.99)
 
 
 def lines(found: Interval, url: str, color: bool, columns: int = MAX_COLUMNS) -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import re
 import sys
@@ -132,7 +131,7 @@ def run_load(args: argparse.Namespace) -> int:
     except DriverTooSlow as e:
         print(f"polyrec: error: {e}", file=sys.stderr)
         result["unreliable"] = UNRELIABLE
-    result |= asdict(report(outcome, math.inf))
+    result |= asdict(report(outcome))
     quality, accuracy = _from_server(args.url, path_qualities) or ({}, {})
     result |= _service_figures(outcome, quality, accuracy)
     if args.report is not None and "unreliable" not in result:

@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from polyrec.measure.profile.measure import ProfileSettings
     from polyrec.measure.profile.quality import PathQuality
     from polyrec.models.bundle.bundle import Bundle
-    from polyrec.planner.plan import LaneKind
-    from polyrec.planner.profile import Front, Hop, PathProfile, Profile
+    from polyrec.planner.devices import Machine
+    from polyrec.planner.plan import LaneKind, PlannedPath
+    from polyrec.planner.profile import Front, Hop, Profile
     from polyrec.planner.tier_times import CutTimes
 
 FRONT_SECONDS = 6.0
@@ -33,19 +34,12 @@ def measure_profile(args: argparse.Namespace) -> Profile:
     import torch
 
     from polyrec.cli.evaluate import labels_of
-    from polyrec.measure.machine.discover import chosen, discover
-    from polyrec.measure.profile.candidates import candidates
-    from polyrec.measure.profile.log import SampleLog
-    from polyrec.measure.profile.measure import (
-        ProfileSettings,
-        cpu_wait_share,
-        eviction_bytes,
-        path_profile,
-    )
-    from polyrec.measure.profile.quality import bundle_quality, quality_differences
+    from polyrec.measure.machine.discover import discover
+    from polyrec.measure.profile.measure import path_profile
+    from polyrec.measure.profile.quality import quality_differences
     from polyrec.models.bundle.bundle import load_bundle
     from polyrec.models.data.reader import open_data
-    from polyrec.planner.profile import BUSY, Profile, ProfileError
+    from polyrec.planner.profile import Profile
 
     _check_flags(args)
     torch.set_num_threads(1)
@@ -57,58 +51,22 @@ def measure_profile(args: argparse.Namespace) -> Profile:
             open_data(args.data, bundle.manifest.schema_)  # reports unreadable data before the work
     out = Path(args.out)
     print("detecting devices ...", file=sys.stderr)
-    inventory = discover(out.parent)
-    devices = chosen(inventory.machine, args.devices)
-    found = candidates(
-        {label.replace("/", "-"): bundle for label, bundle in bundles.items()},
-        devices,
-        _split_names(args.runtimes),
-        _split_names(args.precisions),
-        out.parent,
-        _versions(),
-    )
-    if not found:
-        raise ProfileError(
-            "there is no path to measure: the devices have none of the runtimes and precisions"
-        )
-    caches = [size for device in inventory.machine.devices for size in device.caches.values()]
-    settings = ProfileSettings(args.max_rows, args.seconds, eviction_bytes(max(caches, default=0)), args.seed)
-    partial = out.with_name(f"{out.name}.partial")
-    if args.fresh:
-        partial.unlink(missing_ok=True)
-    place = [d.model_dump(include={"name", "lanes", "description"}) for d in inventory.machine.devices]
-    about = {
-        "largest": settings.largest,
-        "seconds": settings.seconds,
-        "seed": settings.seed,
-        "machine": place,
-    }
-    with SampleLog(partial, about) as log:
-        if log.resumed:
-            print(f"resuming an earlier run ({partial}); --fresh starts anew", file=sys.stderr)
+    machine = discover(out.parent).machine
+    found = _candidates(args, bundles, machine)
+    settings = _settings(args, machine)
+    with _sample_log(args, settings, machine) as log:
         if not args.data:
-            for candidate in found:
-                # reports a missing figure before the work
-                bundle_quality(candidate, bundles, given, args.metric)
-        found, skipped = _measure_with_bar(found, settings, log, out.parent)
-        for line in skipped:
-            print(f"skipped: {line}", file=sys.stderr)
-        if not found:
-            raise ProfileError(f"no path could be measured: {skipped[0]}")
-        cpu_wait = cpu_wait_share(found, settings, log)
-        if cpu_wait is not None and cpu_wait > BUSY:
-            print(
-                f"warning: this machine is busy: other work held the core for {cpu_wait:.0%} of the "
-                "measuring time, part of the latencies; use an idle machine, or as root chrt -r 1",
-                file=sys.stderr,
-            )
+            _qualities(args, found, bundles, given, log)  # reports a missing figure before the work
+        found = _measure_paths(found, settings, log, out.parent)
+        cpu_wait = _cpu_wait(found, settings, log)
         qualities = _qualities(args, found, bundles, given, log)
         if args.precisions is None:
             found, qualities = _without_losing_precisions(found, qualities)
-        paths = tuple(path_profile(c, settings, log, qualities[c.name]) for c in found)
+        if args.metric == "accuracy":
+            _warn_of_few_positives(qualities)
         profile = Profile(
-            machine=inventory.machine,
-            paths=paths,
+            machine=machine,
+            paths=tuple(path_profile(c, settings, log, qualities[c.name]) for c in found),
             metric=args.metric,
             differences=quality_differences(qualities),
             cpu_wait=cpu_wait,
@@ -119,10 +77,58 @@ def measure_profile(args: argparse.Namespace) -> Profile:
             _save(profile, out)
         log.remove()
     if args.front:
-        beside = {"front": _front(paths, found, args.seed), "hops": _hops(paths, found, args.seed)}
-        profile = profile.model_copy(update=beside)
+        profile = profile.model_copy(update=_outside_lanes(profile, found, args.seed))
         _save(profile, out)
     return profile
+
+
+def _candidates(args: argparse.Namespace, bundles: Mapping[str, Bundle], machine: Machine) -> list[Candidate]:
+    """Returns the paths to measure. Raises ProfileError if there are none."""
+    from polyrec.measure.machine.discover import chosen
+    from polyrec.measure.profile.candidates import candidates
+    from polyrec.planner.profile import ProfileError
+
+    found = candidates(
+        {label.replace("/", "-"): bundle for label, bundle in bundles.items()},
+        chosen(machine, args.devices),
+        _split_names(args.runtimes),
+        _split_names(args.precisions),
+        Path(args.out).parent,
+        _versions(),
+    )
+    if not found:
+        raise ProfileError(
+            "there is no path to measure: the devices have none of the runtimes and precisions"
+        )
+    return found
+
+
+def _settings(args: argparse.Namespace, machine: Machine) -> ProfileSettings:
+    from polyrec.measure.profile.measure import ProfileSettings, eviction_bytes
+
+    caches = [size for device in machine.devices for size in device.caches.values()]
+    return ProfileSettings(args.max_rows, args.seconds, eviction_bytes(max(caches, default=0)), args.seed)
+
+
+@contextmanager
+def _sample_log(args: argparse.Namespace, settings: ProfileSettings, machine: Machine) -> Iterator[SampleLog]:
+    """Opens the measurements of an interrupted run beside --out, or a new file for them."""
+    from polyrec.measure.profile.log import SampleLog
+
+    out = Path(args.out)
+    file = out.with_name(f"{out.name}.partial")
+    if args.fresh:
+        file.unlink(missing_ok=True)
+    about = {
+        "largest": settings.largest,
+        "seconds": settings.seconds,
+        "seed": settings.seed,
+        "machine": [d.model_dump(include={"name", "lanes", "description"}) for d in machine.devices],
+    }
+    with SampleLog(file, about) as log:
+        if log.resumed:
+            print(f"resuming an earlier run ({file}); --fresh starts anew", file=sys.stderr)
+        yield log
 
 
 def _check_flags(args: argparse.Namespace) -> None:
@@ -152,11 +158,11 @@ def _given_qualities(
 ) -> dict[str, float]:
     """Returns the values of --quality, by label of a bundle or of one of its widths."""
     from polyrec.cli.quality_argument import parse_quality
-    from polyrec.measure.profile.quality import at_width
+    from polyrec.models.bundle.manifest import with_width
     from polyrec.planner.profile import ProfileError
 
     labels_of_views = {
-        at_width(path, view): at_width(labels[path], view)
+        with_width(path, view.width): with_width(labels[path], view.width)
         for path in args.bundles
         for view in bundles[labels[path]].by_width()
     }
@@ -190,13 +196,35 @@ def _save(profile: Profile, out: Path) -> None:
         raise ProfileError(f"cannot write '{out}': {e.strerror}") from None
 
 
-def _measure_with_bar(
-    found: list[Candidate], settings: ProfileSettings, log: SampleLog, folder: Path
-) -> tuple[list[Candidate], list[str]]:
+def _measure_paths(
+    found: Sequence[Candidate], settings: ProfileSettings, log: SampleLog, folder: Path
+) -> list[Candidate]:
+    """Measures the paths and returns those that can be. Raises ProfileError if there are none."""
     from polyrec.measure.profile.measure import measure
+    from polyrec.planner.profile import ProfileError
 
     with _bar() as advance:
-        return measure(found, settings, log, advance, folder)
+        measured, skipped = measure(found, settings, log, advance, folder)
+    for line in skipped:
+        print(f"skipped: {line}", file=sys.stderr)
+    if not measured:
+        raise ProfileError(f"no path could be measured: {skipped[0]}")
+    return measured
+
+
+def _cpu_wait(found: Sequence[Candidate], settings: ProfileSettings, log: SampleLog) -> float | None:
+    """Returns `cpu_wait_share`, with a warning if the machine was busy."""
+    from polyrec.measure.profile.measure import cpu_wait_share
+    from polyrec.planner.profile import BUSY
+
+    share = cpu_wait_share(found, settings, log)
+    if share is not None and share > BUSY:
+        print(
+            f"warning: this machine is busy: other work held the core for {share:.0%} of the "
+            "measuring time, part of the latencies; use an idle machine, or as root chrt -r 1",
+            file=sys.stderr,
+        )
+    return share
 
 
 @contextmanager
@@ -236,11 +264,7 @@ def _cut_times(
                 advance((before + share) / len(chosen), what)
 
             try:
-                times.append(
-                    measure_cuts(
-                        candidate, settings.largest, settings.seconds, settings.seed, log, within, folder
-                    )
-                )
+                times.append(measure_cuts(candidate, settings, log, within, folder))
             except MeasureError as e:
                 print(f"tiers are not measured: {e}", file=sys.stderr)
     return tuple(times)
@@ -257,58 +281,63 @@ def _qualities(
     from polyrec.measure.profile.quality import bundle_quality, measure_quality
 
     if args.data is None:
-        qualities = {c.name: bundle_quality(c, bundles, given, args.metric) for c in found}
-    else:
-        with ProgressBars() as bars:
-            qualities = measure_quality(found, args.data, log, bars.phase, args.metric)
-    if args.metric == "accuracy":
-        metrics = next(iter(qualities.values())).metrics
-        rate = metrics.get("positives", 0.0) / metrics.get("rows", 1.0)
-        if 0 < rate < MIN_RATE:
-            print(
-                f"warning: {rate:.1%} of the test rows are positive, so predicting none of them has an "
-                f"accuracy of {1 - rate:.1%}: accuracy hardly distinguishes paths; --metric information does",
-                file=sys.stderr,
-            )
-    return qualities
+        return {c.name: bundle_quality(c, bundles, given, args.metric) for c in found}
+    with ProgressBars() as bars:
+        return measure_quality(found, args.data, log, bars.phase, args.metric)
 
 
-def _fastest(paths: Sequence[PathProfile], found: Sequence[Candidate]) -> Candidate | None:
-    """Returns the fastest path on the CPU, as the time outside lanes hardly depends on the path."""
-    served = [(p.latency.median(FRONT_ROWS), i) for i, p in enumerate(paths) if p.path.device == "cpu"]
-    return found[min(served)[1]] if served else None
+def _warn_of_few_positives(qualities: Mapping[str, PathQuality]) -> None:
+    """Warns if a constant prediction has nearly the accuracy of the paths."""
+    metrics = next(iter(qualities.values())).metrics
+    rate = metrics.get("positives", 0.0) / metrics.get("rows", 1.0)
+    if 0 < rate < MIN_RATE:
+        print(
+            f"warning: {rate:.1%} of the test rows are positive, so predicting none of them has an "
+            f"accuracy of {1 - rate:.1%}: accuracy hardly distinguishes paths; --metric information does",
+            file=sys.stderr,
+        )
 
 
-def _front(paths: Sequence[PathProfile], found: Sequence[Candidate], seed: int) -> Front | None:
+def _outside_lanes(profile: Profile, found: Sequence[Candidate], seed: int) -> dict[str, Any]:
+    """Measures `front` and `hops` of a profile with its fastest path on the CPU, as both hardly depend on the
+    path.
+
+    found: the profile's paths, in its order.
+    """
+    speed = {
+        c.name: p.latency.median(FRONT_ROWS)
+        for c, p in zip(found, profile.paths, strict=True)
+        if p.path.device == "cpu"
+    }
+    if not speed:
+        print("the server's front is not measured: no path runs on the CPU", file=sys.stderr)
+        return {}
+    candidate = min((c for c in found if c.name in speed), key=lambda c: speed[c.name])
+    path = candidate.path.model_copy(update={"bundle": candidate.bundle.path})
+    return {"front": _front(path, candidate.bundle, seed), "hops": _hops(path, candidate.bundle, seed)}
+
+
+def _front(path: PlannedPath, bundle: Bundle, seed: int) -> Front | None:
     from polyrec.loadtest.drivers.connection import LoadError
     from polyrec.measure.front import measure_front
     from polyrec.server.child import StartFailed
 
-    candidate = _fastest(paths, found)
-    if candidate is None:
-        print("the server's front is not measured: no path runs on the CPU", file=sys.stderr)
-        return None
-    print(f"measuring the server's front with {candidate.name} ...", file=sys.stderr)
-    path = candidate.path.model_copy(update={"bundle": candidate.bundle.path})
+    print(f"measuring the server's front with {path.name} ...", file=sys.stderr)
     try:
-        return measure_front(path, candidate.bundle, FRONT_SECONDS, seed)
+        return measure_front(path, bundle, FRONT_SECONDS, seed)
     except (StartFailed, LoadError) as e:
         print(f"the server's front is not measured: {e}", file=sys.stderr)
         return None
 
 
-def _hops(paths: Sequence[PathProfile], found: Sequence[Candidate], seed: int) -> dict[LaneKind, Hop]:
+def _hops(path: PlannedPath, bundle: Bundle, seed: int) -> dict[LaneKind, Hop]:
     from polyrec.measure.lane_hop import measure_hops
     from polyrec.models.errors import PolyrecError
     from polyrec.server.lanes.lane import LaneDied
 
-    candidate = _fastest(paths, found)
-    if candidate is None:
-        return {}
     print("measuring the hop to a lane on another core ...", file=sys.stderr)
-    path = candidate.path.model_copy(update={"bundle": candidate.bundle.path})
     try:
-        return measure_hops(path, candidate.bundle, HOP_SECONDS, seed)
+        return measure_hops(path, bundle, HOP_SECONDS, seed)
     except (PolyrecError, LaneDied) as e:
         print(f"the hop to another core's lane is not measured: {e}", file=sys.stderr)
         return {}

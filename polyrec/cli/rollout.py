@@ -47,7 +47,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name, what in (("promote", "send all requests to the new version"), ("rollback", "end the rollout")):
         end = calls.add_parser(name, parents=[server], help=what)
         end.epilog = f"example: polyrec rollout {name} --reason 'ticket 7'; {about}"
-        end.add_argument("--reason", help="reason, for the log and the status")
+        how = end.add_mutually_exclusive_group()
+        how.add_argument("--reason", help="reason, for the log and the status")
+        if name == "rollback":
+            how.add_argument(
+                "--previous",
+                action="store_true",
+                help="without a rollout: return to the plan before the last promotion or reload",
+            )
 
 
 def run(args: argparse.Namespace) -> int:

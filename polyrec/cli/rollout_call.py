@@ -40,6 +40,8 @@ def run_call(args: argparse.Namespace) -> int:
     """Makes the call and returns the exit status. Raises AdminFailed."""
     with AdminCalls(args.url, args.model) as calls:
         try:
+            if args.call == "rollback" and args.previous:
+                return _return_to_previous(calls, args.json)
             status = _call(calls, args)
             _print(status, args.json)
             if args.call != "start" or not args.wait:
@@ -49,6 +51,15 @@ def run_call(args: argparse.Namespace) -> int:
             if args.call == "start":
                 print(_how_to_end(args), file=sys.stderr)
             raise
+
+
+def _return_to_previous(calls: AdminCalls, as_json: bool) -> int:
+    """Serves the plan from before the last promotion or reload; prints what it is. Raises AdminFailed."""
+    calls.require_one_model()
+    served = calls.post("rollback", {})
+    text = f"serves version {served['bundle_version']} again: {', '.join(served['paths'])}"
+    print(json.dumps(served) if as_json else "\n".join([text, *served["changes"]]))
+    return 0
 
 
 def _wait(calls: AdminCalls, status: dict[str, Any], args: argparse.Namespace) -> int:

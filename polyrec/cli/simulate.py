@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from polyrec.loadtest.arguments import non_negative_int
 
 if TYPE_CHECKING:
-    from polyrec.planner.simulation.outcomes import Figures
+    from polyrec.planner.simulation.outcomes import Figures, Outcomes
+    from polyrec.planner.simulation.simulator import Simulator
 
 EXAMPLE = "polyrec simulate --plan plan.json --traffic rate=400,sizes=mlperf,arrivals=bursty --bound"
 STEPS = 10
@@ -56,26 +57,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    import math
-    from time import perf_counter
-
     import numpy as np
-    from tqdm import tqdm
 
     from polyrec.planner.arrivals import arrival_times
-    from polyrec.planner.plan import PlanError, load_plan
+    from polyrec.planner.plan import load_plan
     from polyrec.planner.simulation.bound import bound
     from polyrec.planner.simulation.costs import load_costs
     from polyrec.planner.simulation.faults import parse_fault
-    from polyrec.planner.simulation.simulator import Simulator, information, specs
+    from polyrec.planner.simulation.simulator import Simulator, specs
+    from polyrec.planner.simulation.trace import Trace
     from polyrec.planner.traffic import TrafficError, parse_traffic
 
     plan = load_plan(args.plan)
     traffic = parse_traffic(args.traffic)
-    for flag in ("seconds", "budget_ms"):
-        value = getattr(args, flag)
-        if value is not None and not 0 < value < math.inf:
-            raise PlanError(f"--{flag.replace('_', '-')} {value:g} is not a number above 0")
+    _check_flags(args)
     costs = None if args.costs is None else load_costs(args.costs, plan)
     paths, lanes = specs(plan)
     faults = [parse_fault(text, [lane.name for lane in lanes]) for text in args.fault]
@@ -83,41 +78,24 @@ def run(args: argparse.Namespace) -> int:
     if "all" in policies:
         policies = ["priced", "mprec", "deeprecsys", *(f"static:{p.name}" for p in paths)]
     routings = [_routing(plan.routing.model_dump(), policy, [p.name for p in paths]) for policy in policies]
-    budget_s = (args.budget_ms or plan.default_budget_ms) / 1e3
 
     rng = np.random.default_rng(args.seed)
     arrival_s = arrival_times(traffic.arrivals, traffic.rate, args.seconds, rng)
     if not arrival_s.size:
         raise TrafficError(f"no query arrives within {args.seconds:g} s; simulate longer")
     rows = traffic.sizes.sample(arrival_s.size, rng)
-    best = bound(paths, lanes, plan.limits, arrival_s, rows, budget_s) if args.bound else None
+    budget_s = (args.budget_ms or plan.default_budget_ms) / 1e3
+    trace = Trace(paths, plan.limits, arrival_s, rows, budget_s)
+    best = bound(trace, lanes).information if args.bound else None
 
     results = []
     for routing in routings:
-        began = perf_counter()
-        with tqdm(
-            total=arrival_s.size, desc=routing.policy, unit="queries", disable=None, leave=False
-        ) as bar:
-            simulator = Simulator(
-                paths,
-                lanes,
-                routing,
-                plan.limits,
-                arrival_s,
-                rows,
-                budget_s,
-                np.random.default_rng([args.seed, 1]),
-                faults,
-                costs,
-            )
-            outcomes = simulator.run(lambda n, bar=bar: bar.update(n - bar.n))  # type: ignore[misc]
-        took_s = perf_counter() - began
+        rng = np.random.default_rng([args.seed, 1])
+        outcomes, took_s = _simulated(Simulator(trace, lanes, routing, rng, faults, costs), routing.policy)
         figures = outcomes.figures(until_s=args.seconds)
         entry: dict[str, Any] = {"policy": routing.policy, **figures.as_dict()}
         if best is not None:
-            entry["of_bound"] = (
-                float(information(outcomes).sum() / best.information) if best.information else None
-            )
+            entry["of_bound"] = float(outcomes.information.sum() / best) if best else None
         entry["simulated_queries_s"] = arrival_s.size / took_s
         entry["course"] = outcomes.over_time(args.seconds / STEPS)
         results.append(entry)
@@ -126,6 +104,30 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps({"budget_ms": 1e3 * budget_s, "seconds": args.seconds, "policies": results}))
     return 0
+
+
+def _check_flags(args: argparse.Namespace) -> None:
+    """Raises PlanError for a number that is not above 0."""
+    import math
+
+    from polyrec.planner.plan import PlanError
+
+    for flag in ("seconds", "budget_ms"):
+        value = getattr(args, flag)
+        if value is not None and not 0 < value < math.inf:
+            raise PlanError(f"--{flag.replace('_', '-')} {value:g} is not a number above 0")
+
+
+def _simulated(simulator: Simulator, policy: str) -> tuple[Outcomes, float]:
+    """Runs a simulation with a progress bar; returns the outcomes and the seconds that it took."""
+    from time import perf_counter
+
+    from tqdm import tqdm
+
+    began = perf_counter()
+    with tqdm(total=simulator.queries, desc=policy, unit="queries", disable=None, leave=False) as bar:
+        outcomes = simulator.run(lambda arrived: bar.update(arrived - bar.n))
+    return outcomes, perf_counter() - began
 
 
 def _routing(routing: dict[str, Any], policy: str, paths: list[str]) -> Any:

@@ -11,6 +11,7 @@ from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from polyrec.cli.data_arguments import add_on_malformed, add_period
 from polyrec.cli.train_memory import add_memory_arguments, refuse_with_memory, tiers_of
 from polyrec.cli.train_start import add_start_arguments, refuse_with_start, start_of, training_of
 from polyrec.cli.train_workers import add_worker_arguments, refuse_with_workers, workers_of
@@ -42,13 +43,7 @@ def _add_source(parser: argparse.ArgumentParser) -> None:
         "--data", required=True, help="Parquet file, folder or quoted glob, or its URL; or Criteo TSV[.gz]"
     )
     source.add_argument("--schema", help="schema file (draft one with `polyrec new schema`) or shipped name")
-    for flag, meaning in (("--since", "from this time on"), ("--until", "before this time")):
-        source.add_argument(
-            flag,
-            metavar="TIME",
-            help=f"use only rows {meaning}: 2026-11-23, 2026-11-23T18:00 (UTC), or a number; compared with "
-            "the column that the schema splits by time, in a prediction log with the time of the answer",
-        )
+    add_period(source)
     source.add_argument("--sample", type=float, help="share of rows to count for the popularity order")
     source.add_argument("--calibration", help="use the counts in this file of `polyrec calibrate`")
     source.add_argument(
@@ -58,12 +53,7 @@ def _add_source(parser: argparse.ArgumentParser) -> None:
         help="read training rows in windows of this size and shuffle within them, for data larger than "
         "memory; two windows are in memory (default: encode all rows first)",
     )
-    source.add_argument(
-        "--on-malformed",
-        choices=["fatal", "count"],
-        default="fatal",
-        help="stop at a malformed line, or skip and count it (default fatal)",
-    )
+    add_on_malformed(source)
 
 
 def _add_model(parser: argparse.ArgumentParser) -> None:

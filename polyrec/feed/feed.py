@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 import httpx
 
 from polyrec.feed.entries import Entry, joined, merged, parse_entry
-from polyrec.feed.source import READ_MESSAGES, FeedFailed, Message, Source, SourceAway
+from polyrec.feed.source import MOST_ROWS, READ_MESSAGES, FeedFailed, Message, Source, SourceAway
 from polyrec.models.errors import PolyrecError
 from polyrec.models.text import printable
 from polyrec.models.tiers.updates.update import UpdateError
@@ -60,7 +60,7 @@ class Feed:
     client: httpx.Client
     call_url: str
     path: str | None = None
-    most_rows: int = 2000
+    most_rows: int = MOST_ROWS
     ending: threading.Event = field(default_factory=threading.Event)
     sent: int = 0
     rejected: int = 0

@@ -10,6 +10,8 @@ from polyrec.models.errors import PolyrecError
 
 READ_MESSAGES = 2000
 """Maximum messages of a read."""
+MOST_ROWS = 2000
+"""Default of the maximum rows per call."""
 BLOCK_S = 0.5
 """Longest wait of a read for a message."""
 ANSWER_S = 5.0

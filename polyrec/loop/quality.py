@@ -90,10 +90,9 @@ def measure(
             {name: view for name, (_, view) in own.items()},
             log,
             (TEST,),
-            runtime,
-            "cpu",
-            precision,
-            "count",
+            runtime=runtime,
+            precision=precision,
+            on_malformed="count",
             since=since,
             until=until,
         )

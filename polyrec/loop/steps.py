@@ -217,6 +217,9 @@ def evaluate(iteration: Iteration, folder: LoopFolder, settings: LoopSettings) -
     summary += f"{worst.value:+.4f} [{worst.low:+.4f}, {worst.high:+.4f}]"
     # reject even a loss within the margin, since small losses of many iterations would add up
     if any(i.high < 0 for i in by_path.values()):
+        # far fewer than came: labels are missing in the rows that it was trained on
+        expected = found.expected[found.best(NEW)]
+        summary += f"; it expects {expected:,.0f} clicks where there are {found.clicks:,}"
         return StepResult(verdict="hold", reason=f"worse: {summary}", figures=figures)
     if worst.low >= -settings.margin:
         return StepResult(verdict="go", reason=summary, figures=figures)

@@ -19,7 +19,7 @@ def best_run(trial: Trial, slo_s: float, share: float) -> Figures | None:
 
     Of a ladder rate, only its median run counts.
     """
-    runs = [*trial.tried, *(f for rate in trial.ladder if (f := trial.at(rate)) is not None)]
+    runs = [*trial.held, *(f for rate in trial.ladder if (f := trial.at(rate)) is not None)]
     kept = [f for f in runs if f.meets_slo(slo_s, share) and f.information is not None]
     return max(kept, key=lambda f: f.information or 0.0, default=None)
 
@@ -62,6 +62,7 @@ def as_json(comparison: PolicyComparison, setup: Mapping[str, str]) -> dict[str,
             "conditions": asdict(c) | {"sizes": None if c.sizes is None else c.sizes.model_dump()},
             "quality": comparison.quality,
             "refused_runs": comparison.discarded_runs,
+            "doubts": doubts(comparison.trials, c, len(comparison.quality)),
             "costs": None if comparison.costs is None else comparison.costs.model_dump(mode="json"),
             "trials": trials,
         }

@@ -20,7 +20,7 @@ SMOOTHED_BINS = 5
 
 
 def write_comparison(
-    folder: Path, comparison: PolicyComparison, setup: Mapping[str, str], title: str = "Policies"
+    folder: Path, comparison: PolicyComparison, setup: Mapping[str, str], title: str
 ) -> Path:
     """Writes bench.html, bench.png and bench.json; returns the page's path."""
     folder.mkdir(parents=True, exist_ok=True)

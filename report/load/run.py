@@ -42,7 +42,6 @@ def write_run(
     setup: Mapping[str, str],
     *,
     hits: Mapping[str, tuple[float, float]] | None = None,
-    marks: tuple[tuple[float, str], ...] = (),
 ) -> Path:
     """Writes the report's files and returns the page's path.
 
@@ -52,7 +51,7 @@ def write_run(
     folder.mkdir(parents=True, exist_ok=True)
     found = figures(outcome, quality)
     line = timeline(outcome, quality)
-    charts = run_charts(outcome, line, marks)
+    charts = run_charts(outcome, line)
     page = Page(
         title=TITLE,
         summary=_verdict(outcome, found),
@@ -83,9 +82,7 @@ def write_run(
     return folder / "report.html"
 
 
-def run_charts(
-    outcome: Outcome, line: Timeline, marks: tuple[tuple[float, str], ...] = ()
-) -> tuple[Chart, ...]:
+def run_charts(outcome: Outcome, line: Timeline) -> tuple[Chart, ...]:
     """Returns the charts of a run, omitting empty ones."""
     budget = _budget_ms(outcome)
     limit = None if budget is None else Limit(budget, f"budget {budget:g} ms")
@@ -94,7 +91,7 @@ def run_charts(
     def series(name: str, y: F64, color: int = 0) -> Series:
         return Series(name, line.at_s, y, color)
 
-    over_time = partial(Chart, x_name="seconds", marks=marks)
+    over_time = partial(Chart, x_name="seconds")
     charts = [
         over_time(
             title="Latency",

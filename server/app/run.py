@@ -53,7 +53,7 @@ from polyrec.server.http.connection.connection import Connection
 from polyrec.server.http.connection.frontend import HttpFrontend, ServerState
 from polyrec.server.http.connection.handshake import Handshake, Handshakes
 from polyrec.server.http.shared_port import SharedPort
-from polyrec.server.metrics.gc_pauses import GcTimer
+from polyrec.server.metrics.event_loop import GcTimer
 from polyrec.server.record_pipe import close_pipes
 from polyrec.server.repository.application import ModelsApplication
 from polyrec.server.repository.loader import ModelLoader

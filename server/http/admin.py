@@ -96,12 +96,15 @@ class Admin:
         max_bytes: int,
         answer: Callable[[bytes], Awaitable[Any]],
         subject: Mapping[str, str] = NO_SUBJECT,
+        is_routine: Callable[[str], bool] = lambda client: False,
     ) -> Reply:
-        """Authenticates one call, performs it and writes an audit line, at level info if it only reads.
+        """Authenticates one call, performs it and writes an audit line, at level info if it only reads or is
+        routine.
 
         max_bytes: maximum size of the body.
         answer: converts the body to the response's JSON; may raise RequestError.
-        subject: further fields of the audit line, which `answer` may fill in.
+        subject: further fields of the audit line, which `answer` and `is_routine` may fill in.
+        is_routine: takes the client's name; called only for calls that succeed.
         """
         scope = request.scope
         peer = scope.get("client")
@@ -116,9 +119,10 @@ class Admin:
         except RequestError as e:
             reply, status, why = error_reply(e), e.status, f": {public(str(e))}"
         finally:
+            quiet = request.method == "GET" or (status == HTTPStatus.OK and is_routine(client.name))
             address, about = peer[0] if peer else "-", log_extra(scope.get(SCOPE_KEY, ""))
             about = {"fields": {**about.get("fields", {}), **subject}}
-            level = logging.INFO if request.method == "GET" else logging.WARNING
+            level = logging.INFO if quiet else logging.WARNING
             audit.log(
                 level, "%s by '%s' from %s: %d%s", action, client.name, address, status, why, extra=about
             )

@@ -16,6 +16,7 @@ log, if there is one, before it.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -38,6 +39,7 @@ from polyrec.models.tiers.updates.update import (
 )
 from polyrec.models.tiers.updates.update_file import load_update, parse_update
 from polyrec.server.app.background import run_in_thread
+from polyrec.server.clock import clock
 from polyrec.server.errors import Invalid, NotReady
 from polyrec.server.http.admin import Admin, admin_endpoint, parse_arguments
 from polyrec.server.http.connection.reply import Reply
@@ -48,6 +50,9 @@ MAX_BODY_BYTES = 64 << 20
 """Maximum size of a file of updates."""
 MAX_JSON_BYTES = MAX_SERVED_BYTES
 """Maximum size of a JSON body. Parsing holds the GIL, so all other requests wait."""
+
+PACE_S = 60.0
+"""Time between audit lines of a client's accepted updates that are warnings; the others are level info."""
 
 Stacks = Callable[[], Mapping[str, TierStack]]
 """Returns the tiers of the current generation by path; called for every update."""
@@ -184,8 +189,32 @@ class Embeddings:
         return path, stacks[path]
 
 
+class AuditPace:
+    """Chooses which accepted updates are warnings of the audit log: one in PACE_S of each client.
+
+    A feed sends five a second, which would bury everything else.
+    """
+
+    def __init__(self, now_s: Callable[[], float] = clock) -> None:
+        self._now_s = now_s
+        self._told: dict[str, tuple[float, int]] = {}
+
+    def is_routine(self, client: str, subject: dict[str, str]) -> bool:
+        """Returns whether the client's last warning is recent; else adds the updates since to the line."""
+        now_s = self._now_s()
+        told_s, since = self._told.get(client, (-math.inf, 0))
+        if now_s - told_s < PACE_S:
+            self._told[client] = told_s, since + 1
+            return True
+        if since:
+            subject["more_since_last_line"] = str(since)
+        self._told[client] = now_s, 0
+        return False
+
+
 def embeddings_route(admin: Admin, embeddings: Embeddings) -> Endpoint:
     """Returns the endpoint, for tokens with the right `admin`."""
+    pace = AuditPace()
 
     async def answer(request: Request) -> Reply:
         binary = request.headers.get("content-type", "").partition(";")[0].strip().lower() == BINARY
@@ -204,7 +233,8 @@ def embeddings_route(admin: Admin, embeddings: Embeddings) -> Endpoint:
         # in a thread, as parsing a large update would block the event loop
         max_bytes = MAX_BODY_BYTES if binary else MAX_JSON_BYTES
         return await admin.perform(
-            request, "embeddings", max_bytes, lambda body: run_in_thread(lambda: update(body)), subject
+            *(request, "embeddings", max_bytes, lambda body: run_in_thread(lambda: update(body)), subject),
+            is_routine=lambda client: pace.is_routine(client, subject),
         )
 
     return admin_endpoint(

@@ -281,7 +281,7 @@ class StatusSample(Document):
 
     t: seconds since the start. outcomes: requests by outcome. rows: by path, answered late and in time.
     degraded: answers by reason. latency: answers by bucket of `edges_s`, the last beyond all edges. tiers:
-    lookups and hits by tier.
+    lookups and hits by tier. waited_s: time that the event loop waited for a processor.
     """
 
     t: float
@@ -290,6 +290,7 @@ class StatusSample(Document):
     degraded: dict[str, float]
     latency: list[int]
     tiers: dict[str, tuple[float, float]]
+    waited_s: float
     queue_rows: int
     budget_s: float
 

@@ -25,6 +25,7 @@ from polyrec.server.clock import clock
 from polyrec.server.dispatch.dispatcher import Dispatcher
 from polyrec.server.metrics.counting import OK, BatchMetrics, EndpointMetrics, LaneMetrics, Outcomes
 from polyrec.server.metrics.error_budget import SLO_MISSES, SLO_SHARE, ErrorBudget
+from polyrec.server.metrics.event_loop import LoopMetrics
 from polyrec.server.metrics.events import Events, Incidents
 from polyrec.server.metrics.history import History, Sample
 from polyrec.server.metrics.instruments import AnyFamily, Registry
@@ -55,12 +56,12 @@ REQUEST_EDGES_S = (
     *(0.1, 0.12, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.75, 1.0, 2.0, 5.0, 10.0),
 )
 PHASE_EDGES_S = (*(round(10.0**d * e, 8) for d in range(-5, 0) for e in (1, 2, 3, 5, 7)), 1.0)
-TICK_EDGES_S = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 ROW_EDGES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 
 
 SERVER_WIDE = frozenset(
     (
+        "polyrec_loop_waited_seconds",
         "polyrec_gc_pause_seconds",
         "polyrec_access_refused",
         "polyrec_capped_budgets",
@@ -93,7 +94,8 @@ class Metrics:
             "polyrec_oov_lookups", "Lookups of values that are not in the vocabulary.", "feature"
         )
         self._routed = RouterMetrics(registry)
-        self._add_event_loop(registry)
+        self._loop = LoopMetrics(registry)
+        self.collected = self._loop.collected
         self.generations = registry.counter(
             "polyrec_generations", "Plans put into service: the first one, every reload and every rollback."
         )
@@ -161,26 +163,6 @@ class Metrics:
         self._lane_busy = registry.counter(
             "polyrec_lane_busy_seconds", "Time that a lane spent on batches.", "lane"
         )
-
-    def _add_event_loop(self, registry: Registry) -> None:
-        self._tick = registry.histogram(
-            "polyrec_control_tick_seconds",
-            "Time of one tick of the control loop: rates, corrections, prices.",
-            TICK_EDGES_S,
-        )
-        self._lag = registry.histogram(
-            "polyrec_loop_lag_seconds",
-            "Delay of the control loop's timer on the event loop: requests may wait that long before they are"
-            " read.",
-            TICK_EDGES_S,
-        )
-        pauses = registry.histogram(
-            "polyrec_gc_pause_seconds",
-            "Time for which Python's garbage collector blocked the process, by generation.",
-            TICK_EDGES_S,
-            "generation",
-        )
-        self._pauses = tuple(pauses.labels(str(generation)) for generation in range(3))
 
     def _add_access(self, registry: Registry) -> None:
         self.access_refused = registry.counter(
@@ -297,14 +279,9 @@ class Metrics:
 
     def ticked(self, late_s: float, took_s: float) -> None:
         """Records one tick of the control loop."""
-        self._lag.only.observe(late_s)
-        self._tick.only.observe(took_s)
+        self._loop.ticked(late_s, took_s)
         self._incidents.stalls.note(clock(), self._routed.lanes())
         self.note()
-
-    def collected(self, generation: int, took_s: float) -> None:
-        """Records one garbage collection."""
-        self._pauses[generation].observe(took_s)
 
     def watch(self, dispatcher: Dispatcher, default_budget_s: float) -> None:
         """Sets the dispatcher whose state is read at every scrape."""
@@ -346,6 +323,7 @@ class Metrics:
         self._tiers.refresh()
         self._updates.refresh()
         self._routed.refresh()
+        self._loop.waited_s()
         self.live.refresh(clock())
 
     def flush(self) -> None:
@@ -357,7 +335,8 @@ class Metrics:
         """Returns a sample for the status page: cumulative counts, and the current queue and budget.
 
         rows: by path, [late, ok]. degraded: answers by reason. latency: answers by bucket of REQUEST_EDGES_S,
-        the last beyond all edges. tiers: by tier, [lookups, hits].
+        the last beyond all edges. tiers: by tier, [lookups, hits]. waited_s: time that the event loop waited
+        for a processor.
         """
         self.flush()
         self._tiers.refresh()
@@ -386,6 +365,7 @@ class Metrics:
             "degraded": degraded,
             "latency": latency,
             "tiers": tiers,
+            "waited_s": round(self._loop.waited_s(), 3),
             "queue_rows": queue_rows,
             "budget_s": budget_s,
         }

@@ -101,7 +101,10 @@ class StackMetrics:
 
     def refresh(self) -> None:
         figures = self._source()
+        held = {tier for tiers in figures.tables.values() for tier in tiers}
         for tier, level in figures.levels.items():
+            if tier not in held:  # such as the device's on a CPU, which every lookup would miss
+                continue
             counters = [family.labels(tier) for family in self._by_tier]
             self._add((tier,), (level.lookups, level.hits, level.bytes, level.seconds), counters)
         for table, tiers in figures.tables.items():

@@ -19,7 +19,7 @@ from starlette.requests import Request
 
 from polyrec.models.files import Strict, one_line
 from polyrec.server.app.engine import Engine
-from polyrec.server.errors import Invalid, Malformed, NotFound, NotReady, RequestError
+from polyrec.server.errors import Invalid, Malformed, NotFound, NotReady, RequestError, shortened
 from polyrec.server.http.connection.body import read_body
 from polyrec.server.http.connection.reply import Reply, error_reply, json_reply
 from polyrec.server.http.openapi import Endpoint
@@ -39,7 +39,19 @@ def _integral(rows: object) -> object:
     return [int(row) if type(row) is float and row.is_integer() else row for row in rows]
 
 
-class FeedbackItem(Strict):
+class _FewKeys(Strict):
+    """A document of which only the first unknown key is reported, as 12,000 of them take 13 ms."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_keys(cls, given: object) -> object:
+        if isinstance(given, dict) and len(given) > len(cls.model_fields):
+            unknown = next(key for key in given if key not in cls.model_fields)
+            raise ValueError(f"unknown key '{shortened(unknown)}'; known: {', '.join(cls.model_fields)}")
+        return given
+
+
+class FeedbackItem(_FewKeys):
     """Labels of one request. positives: rows with label 1. labels: the label of each row, from the first."""
 
     request_id: Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[\x21-\x7e]+$")]
@@ -66,7 +78,7 @@ class FeedbackItem(Strict):
         return rows, [1.0] * len(rows)
 
 
-class FeedbackList(Strict):
+class FeedbackList(_FewKeys):
     """Labels of several requests."""
 
     feedback: Annotated[list[FeedbackItem], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)]

@@ -62,7 +62,7 @@ ENDED_KEPT = 10
 Opened = TypeVar("Opened")
 NO_ROLLOUT = (
     "there is no rollout of model '{model}'; start one: polyrec rollout start PLAN. "
-    "POST /v1/admin/rollback returns to the plan before the last promotion or reload"
+    "polyrec rollout rollback --previous returns to the plan before the last promotion or reload"
 )
 
 

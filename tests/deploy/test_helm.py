@@ -29,8 +29,13 @@ ALL: dict[str, Any] = {
         "plan": "plan.json",
         "modelName": "clicks",
         "defaultBudgetMs": 12,
-        "extraArgs": ["--access-log=0.1"],
+        "extraArgs": ["--access-log=0.1", "--prediction-log=/log"],
+        "env": [{"name": "OTEL_EXPORTER_OTLP_ENDPOINT", "value": "http://collector:4318"}],
+        "envFrom": [{"secretRef": {"name": "aws"}}],
     },
+    "extraVolumes": [{"name": "log", "persistentVolumeClaim": {"claimName": "log"}}],
+    "extraVolumeMounts": [{"name": "log", "mountPath": "/log"}],
+    "serviceAccountName": "models",
     "grpc": {"enabled": True},
     "adminToken": {"secretName": "admin"},
     "tokens": {"secretName": "tokens"},
@@ -138,6 +143,27 @@ def test_selectors_find_the_pods(manifests: Manifests) -> None:
     chosen = [manifests["Service"]["spec"]["selector"]]
     chosen += [manifests[k]["spec"]["selector"]["matchLabels"] for k in ("Deployment", "PodDisruptionBudget")]
     assert all(selector.items() <= labels for selector in chosen)
+
+
+def test_variables_are_the_admin_token_and_those_of_the_values(program: Path) -> None:
+    def names(values: dict[str, Any]) -> list[str]:
+        return [variable["name"] for variable in container(render(program, values)).get("env", [])]
+
+    token = {"adminToken": {"secretName": "admin"}}
+    assert names(VOLUME) == []
+    assert names(VOLUME | token) == ["POLYREC_ADMIN_TOKEN"]
+    assert names(ALL) == ["POLYREC_ADMIN_TOKEN", "OTEL_EXPORTER_OTLP_ENDPOINT"]
+    assert names(VOLUME | {"serve": {"env": ALL["serve"]["env"]}}) == ["OTEL_EXPORTER_OTLP_ENDPOINT"]
+
+
+def test_installations_are_told_apart_by_their_model(program: Path) -> None:
+    monitored = {"serviceMonitor": {"enabled": True}}
+    labels = []
+    for values in (VOLUME | monitored, ALL):
+        (endpoint,) = render(program, values)["ServiceMonitor"]["spec"]["endpoints"]
+        assert endpoint["honorLabels"]
+        labels.append({each["targetLabel"]: each["replacement"] for each in endpoint["relabelings"]})
+    assert labels == [{"job": "polyrec", "model": "rec-polyrec"}, {"job": "polyrec", "model": "clicks"}]
 
 
 def test_prometheus_takes_the_rules(program: Path, tmp_path: Path) -> None:

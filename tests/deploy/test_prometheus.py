@@ -34,6 +34,12 @@ def test_configuration_and_rules_can_be_read() -> None:
     promtool("check", "rules", "--lint=all", "--lint-fatal", "rules.yml")
 
 
+def test_several_models_of_a_server_keep_their_label() -> None:
+    """Else the target's label would replace it, and alerts would be of all its models together."""
+    (scraped,) = yaml.safe_load((FOLDER / "prometheus.yml").read_text())["scrape_configs"]
+    assert scraped["honor_labels"]
+
+
 def test_alerts_fire_when_they_should_and_are_silent_otherwise() -> None:
     promtool("test", "rules", "rules_test.yml", "rules_slow_test.yml")
 

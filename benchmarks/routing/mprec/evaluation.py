@@ -31,6 +31,7 @@ from polyrec.planner.routing.lanes.lane import LaneSpec
 from polyrec.planner.routing.lanes.path import PathSpec
 from polyrec.planner.simulation.outcomes import Outcomes
 from polyrec.planner.simulation.simulator import Simulator
+from polyrec.planner.simulation.trace import Trace
 
 SLA_MS = (10.0, 20.0, 50.0, 200.0)
 MERGED_SLA_MS = (10.0, 50.0)
@@ -93,16 +94,10 @@ class Case:
         """Simulates one run at a share `load` of the capacity; returns its figures."""
         rate = load * self.capacity()
         arrival_s, rows = self.trace(queries, rate)
-        outcomes = Simulator(
-            self.paths,
-            self.lanes,
-            Routing(policy=policy),
-            Limits(max_batch_rows=self.max_rows, max_request_rows=self.max_rows, max_queued_rows=1 << 20),
-            arrival_s,
-            rows,
-            self.sla_s,
-            np.random.default_rng(19),
-        ).run()
+        most = self.max_rows
+        limits = Limits(max_batch_rows=most, max_request_rows=most, max_queued_rows=1 << 20)
+        trace = Trace(self.paths, limits, arrival_s, rows, self.sla_s)
+        outcomes = Simulator(trace, self.lanes, Routing(policy=policy), np.random.default_rng(19)).run()
         return {"policy": policy, "load": load, "queries_per_s": rate} | _figures(outcomes)
 
 

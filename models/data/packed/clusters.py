@@ -23,6 +23,7 @@ from polyrec.models.data.reader import DataReader
 from polyrec.models.data.split import stable_hash
 from polyrec.models.errors import DataError
 from polyrec.models.mixing import U64, mix
+from polyrec.models.progress import RowsDone, ignore_rows
 from polyrec.models.schema.batch import I64
 
 ROWS = 65536
@@ -30,8 +31,6 @@ PARTITION_ROWS = 1 << 18
 MAX_PARTITIONS = 512
 MERGE_FROM = 1 << 20
 FIRST = "polyrec.first"
-
-Progress = Callable[[int], object]
 
 
 class KeyOccurrences:
@@ -116,7 +115,7 @@ def survey(
     clustering: Clustering,
     columns: Sequence[str] = (),
     look: Callable[[pa.RecordBatch], object] = lambda _: None,
-    progress: Progress | None = None,
+    progress: RowsDone = ignore_rows,
 ) -> Survey:
     """Reads all keys once, and calls `look` with each batch, which also has `columns`.
 
@@ -128,8 +127,7 @@ def survey(
         clusters.add(cluster)
         requests.add(request)
         look(data)
-        if progress is not None:
-            progress(data.num_rows)
+        progress(data.num_rows)
     if not clusters.rows:
         raise DataError(f"{reader.path}: there are no rows")
     different = requests.table()[0].size
@@ -144,7 +142,7 @@ def cluster_rows(
     clustering: Clustering,
     found: Survey,
     folder: Path,
-    progress: Progress | None = None,
+    progress: RowsDone = ignore_rows,
 ) -> Iterator[pa.RecordBatch]:
     """Yields all rows with clusters contiguous, in batches of at most ROWS.
 
@@ -152,8 +150,7 @@ def cluster_rows(
     """
     if found.contiguous:
         for data in reader.batches(columns, ROWS):
-            if progress is not None:
-                progress(data.num_rows)
+            progress(data.num_rows)
             yield data
         return
     for file in _partition(reader, columns, clustering, found, folder, progress):
@@ -169,7 +166,7 @@ def _partition(
     clustering: Clustering,
     found: Survey,
     folder: Path,
-    progress: Progress | None,
+    progress: RowsDone,
 ) -> list[Path]:
     """Writes all rows to files of whole clusters, in order of first occurrence, and returns the files."""
     keys, first, sizes = found.clusters
@@ -194,8 +191,7 @@ def _partition(
                     writer = pa.ipc.new_stream(sink, data.schema, options=options)
                     writers[part] = stack.enter_context(writer)
                 writers[part].write_batch(data.slice(start, end - start))
-            if progress is not None:
-                progress(at.size)
+            progress(at.size)
     return [files[part] for part in sorted(files)]
 
 

@@ -13,7 +13,7 @@ lossless: models/data/packed/reader.py returns every row.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -29,13 +29,11 @@ from polyrec.models.data.reader import DataReader
 from polyrec.models.data.requests import comparable_arrays, request_starts, split_requests
 from polyrec.models.errors import DataError
 from polyrec.models.files import atomic_path
+from polyrec.models.progress import Phase, ignore_phase
 from polyrec.models.schema.grouping import Repeats
 from polyrec.models.schema.schema import Schema
 
 SAMPLE_BATCH_ROWS = 4096
-
-Phase = Callable[[str, int | None], Callable[[int], object]]
-"""Starts a progress phase of some rows (None: unknown); returns a function to call with rows done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +66,7 @@ def pack(
     *,
     cluster_by: str | None = None,
     replace: bool = False,
-    phase: Phase = lambda _name, _rows: lambda _done: None,
+    phase: Phase = ignore_phase,
 ) -> Packed:
     """Writes the reader's rows to the folder `out`, atomically.
 

@@ -7,7 +7,7 @@ true probability of each. AUC and log-loss of that column are the upper bound fo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 from polyrec.models.data.synthetic.world import CANDIDATES, CITY_ITEMS, World
 from polyrec.models.errors import DataError
 from polyrec.models.files import atomic_path
+from polyrec.models.progress import RowsDone, ignore_rows
 from polyrec.models.schema.batch import I64
 
 REQUESTS_AT_ONCE = 2048
@@ -46,7 +47,7 @@ def generate(
     drift: float = 0.0,
     tastes: float = 0.0,
     candidates: int = CANDIDATES,
-    progress: Callable[[int], object] | None = None,
+    progress: RowsDone = ignore_rows,
 ) -> GeneratedData:
     """Writes `rows` rows as a Parquet file for the schema `trivago`, in bounded memory.
 
@@ -79,8 +80,7 @@ def generate(
                 file.write_table(part)
                 requests = part.column("request_id")[-1].as_py() + 1
                 clicks += int(part.column("clicked").to_numpy().sum())
-                if progress is not None:
-                    progress(part.num_rows)
+                progress(part.num_rows)
     except OSError as e:
         raise DataError(f"cannot write '{path}': {e.strerror or e}") from None
     return GeneratedData(path, rows, requests, clicks, items // CITY_ITEMS * CITY_ITEMS, users)

@@ -7,8 +7,8 @@ from polyrec.models.data.encoded import encode
 from polyrec.models.data.reader import DataReader
 from polyrec.models.data.split import TRAIN, VALIDATION, fit_splitter
 from polyrec.models.dlrm.dlrm import DLRM
+from polyrec.models.progress import Phase
 from polyrec.models.training.objective import unsampling
-from polyrec.models.training.pipeline import Phase
 from polyrec.models.training.recipe import Recipe
 from polyrec.models.training.source import Rows
 from polyrec.models.training.trainer import Progress, fine_tune

@@ -6,7 +6,7 @@ modeled as for a single machine (planner/deployment/option.py).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +15,7 @@ import numpy as np
 from polyrec.models.files import read_json
 from polyrec.models.schema.batch import F64
 from polyrec.planner.deployment.requirements import Requirements
-from polyrec.planner.deployment.solver.problem import build_problem
+from polyrec.planner.deployment.solver.problem import Problem, build_problem
 from polyrec.planner.deployment.traffic_classes import size_classes
 from polyrec.planner.devices import Machine, load_machine
 from polyrec.planner.fleet.provisioning.description import Fleet, FleetError, FleetModel, NodeType
@@ -132,7 +132,6 @@ def build_fleet_problem(fleet: Fleet, profiles: Profiles) -> FleetProblem:
 
 
 def _offer(node: NodeType, models: tuple[FleetModel, ...], profiles: Profiles) -> NodeOffer:
-    found: list[Runnable] = []
     lanes: dict[str, int] = {}
     memory: dict[str, float] = {}
     machine: Machine | None = None
@@ -152,42 +151,40 @@ def _offer(node: NodeType, models: tuple[FleetModel, ...], profiles: Profiles) -
     if machine is None:
         raise FleetError(f"node type '{node.name}': no model has a profile of it")
     resources = (*lanes, FRONT)
-    for m, problem in problems:
-        reader = problem.inline or FRONT
-        for option in problem.options:
-            p = problem.paths[option.path]
-            usage = np.zeros((len(resources), len(problem.classes)))
-            usage[resources.index(p.path.device)] = option.cost_s
-            usage[resources.index(reader)] += problem.front_s
-            found.append(
-                Runnable(
-                    model=m,
-                    name=p.path.name,
-                    representation=p.representation,
-                    device=p.path.device,
-                    usage=usage,
-                    value=problem.values[option.path],
-                    quality=p.quality,
-                    bundle=str(p.path.bundle),
-                    rows_bytes=option.device_bytes,
-                    fixed_bytes=float(p.memory.fixed),
-                    peak_bytes=float(p.memory.peak),
-                )
-            )
-    capacity = np.array([*(float(n) for n in lanes.values()), 1.0])
-    daily = node.rented == "daily"
     return NodeOffer(
-        node.name,
-        _price(node, machine),
-        node.most,
-        daily,
-        node.spot_loss,
-        resources,
-        capacity,
-        memory,
-        lanes,
-        tuple(found),
+        name=node.name,
+        price=_price(node, machine),
+        most=node.most,
+        daily=node.rented == "daily",
+        spot_loss=node.spot_loss,
+        resources=resources,
+        capacity=np.array([*(float(n) for n in lanes.values()), 1.0]),
+        bytes=memory,
+        lanes=lanes,
+        runnables=tuple(one for m, problem in problems for one in _runnables(m, problem, resources)),
     )
+
+
+def _runnables(model: int, problem: Problem, resources: Sequence[str]) -> Iterator[Runnable]:
+    reader = problem.inline or FRONT
+    for option in problem.options:
+        p = problem.paths[option.path]
+        usage = np.zeros((len(resources), len(problem.classes)))
+        usage[resources.index(p.path.device)] = option.cost_s
+        usage[resources.index(reader)] += problem.front_s
+        yield Runnable(
+            model=model,
+            name=p.path.name,
+            representation=p.representation,
+            device=p.path.device,
+            usage=usage,
+            value=problem.values[option.path],
+            quality=p.quality,
+            bundle=str(p.path.bundle),
+            rows_bytes=option.device_bytes,
+            fixed_bytes=float(p.memory.fixed),
+            peak_bytes=float(p.memory.peak),
+        )
 
 
 def _price(node: NodeType, machine: Machine) -> float:

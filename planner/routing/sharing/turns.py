@@ -2,8 +2,8 @@
 
 Each model has a tag, the lane time it used divided by its share. Earliest deadline first meets the most
 deadlines but lets one model delay another without limit; start-time fair queuing does not. So the most urgent
-model goes first while no other is behind it by more than a tolerated time; otherwise the one furthest behind
-goes first. A model that had nothing to execute starts level with the others, so unused time is not saved.
+model goes first while it is ahead of no other by more than a tolerated time; otherwise the one furthest
+behind goes first. A model that had nothing to execute starts level with the others, so unused time is not saved.
 
 Source: Goyal, Vin and Cheng, Start-time fair queuing, SIGCOMM'96.
 """
@@ -47,8 +47,9 @@ class Turns(Generic[M]):
         tags = self._tags
         urgent = min(contenders, key=lambda c: c.start_s)
         behind = min(contenders, key=lambda c: tags[c.model])
-        owed_s = (tags[urgent.model] - tags[behind.model]) * self._share(behind.model)
-        return behind.model if owed_s > behind.tolerated_s else urgent.model
+        # in the time of those ahead, which is what the model behind has waited, however small its share
+        lead_s = (tags[urgent.model] - tags[behind.model]) * self._share(urgent.model)
+        return behind.model if lead_s > behind.tolerated_s else urgent.model
 
     def charge(self, model: M, seconds: float, waiting: Iterable[M]) -> None:
         """Records that a model starts a batch of `seconds`. waiting: all models with work left."""

@@ -93,7 +93,12 @@ class AsgiRequest:
         return found
 
     def start(self, tasks: set[asyncio.Task[None]]) -> None:
-        """Calls the application in a task, which is kept in `tasks` while it runs."""
+        """Calls the application in a task, which is kept in `tasks` while it runs.
+
+        Does nothing if the request has been answered or its client has left.
+        """
+        if self._answer_sent or self._gone:
+            return
         self._task = task = asyncio.get_running_loop().create_task(self.run())
         tasks.add(task)
         task.add_done_callback(tasks.discard)

@@ -121,6 +121,11 @@ class Inflater:
         self._in_bytes = 0
         self._out = bytearray()
 
+    @property
+    def held_bytes(self) -> int:
+        """Bytes in memory, compressed and decompressed."""
+        return len(self._pending) + len(self._out)
+
     def feed(self, piece: bytes) -> None:
         """Appends a piece of the compressed body without decompressing it."""
         self._pending += piece

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 
 from starlette.types import Scope
 
@@ -37,7 +38,7 @@ from polyrec.server.request_ids import log_extra, new_request_id, request_id
 log = logging.getLogger("polyrec.http")
 
 STEPS_PER_TURN = 16
-"""Maximum heads and body pieces that one connection reads before the event loop serves others."""
+"""Maximum heads and body pieces that one connection reads in a turn."""
 NEVER_S = float("inf")
 
 
@@ -187,9 +188,8 @@ class Connection(asyncio.Protocol):
     def _release_memory(self) -> None:
         """Ends this connection's unfinished request; called when all connections hold too many bytes."""
         if self._state in (READING_HEAD, READING_BODY):
-            self._reject_and_close(
-                TooBusy("buffered_bytes", "unfinished requests use all memory allowed for them")
-            )
+            full = TooBusy("buffered_bytes", "unfinished requests use all memory allowed for them")
+            self._reject_and_close(full)
         elif self._state in (WAITING, WRITING) and self._buffer:
             self._frontend.exceeded("buffered_bytes", f"{self._channel.name} sent more than it read answers")
             self.abort()
@@ -240,26 +240,27 @@ class Connection(asyncio.Protocol):
         if self._requests >= frontend.limits.requests:
             self._keep_alive = False
             frontend.exceeded("requests", f"{self._channel.name} sent {self._requests} and has to reconnect")
+        is_whole = not self._reader.length_unknown and len(self._buffer) >= self._reader.left
         hot = frontend.hot.get(head.target) if head.method == b"POST" else None
         try:
             if hot is not None:
                 frontend.begin_request()
-                body, arrival = self._buffer, self._arrival()
+                arrival, body = self._arrival(), self._buffer
                 rejected = hot.reject_early(head.headers, head.length, self._scope, arrival, body)
                 if rejected is not None:
                     self._reply(rejected.status, *rejected.encoded(()))
                     return
-                call = hot.call(self._scope())
-                self._request = request = HotRequest(call, head, self._reply, self._reject, self._arrival)
+                ways = self._reply, self._reject, self._arrival, partial(frontend.in_turn, self.network)
+                self._request = request = HotRequest(hot, head, self._scope(), is_whole, *ways)
                 request.admit()
             else:
                 scope, resume = self._scope(), self._channel.resume_reading
                 self._request = AsgiRequest(frontend.app, scope, self._reply, resume)
-                self._request.start(self._server_state.tasks)
+                frontend.in_turn(self.network, partial(self._request.start, self._server_state.tasks))
         except Exception as e:
             self._reject(e)
             return
-        if self._reader.length_unknown or len(self._buffer) < self._reader.left:
+        if not is_whole:
             self.deadline_s = clock() + frontend.limits.body_s
             if head.expects_continue and not self._buffer:
                 self._channel.request_body()
@@ -269,7 +270,7 @@ class Connection(asyncio.Protocol):
         return self._frontend.arrival(self._answered_s)
 
     def _scope(self) -> Scope:
-        """Returns the ASGI scope of the current request. Raises Malformed."""
+        """Returns the current request's ASGI scope. Raises Malformed."""
         assert self._head is not None
         return self._channel.scope(self._head, self._request_id)
 

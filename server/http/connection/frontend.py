@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from itertools import islice
 from resource import RUSAGE_THREAD, getrusage
 from typing import Any, Protocol
@@ -98,7 +99,8 @@ class HttpFrontend:
         self._arrivals = ArrivalTimes()
         self._sleeps = -1
         self._logged: dict[str, tuple[float, int]] = {}
-        self._turns: deque[SweptConnection] = deque()
+        self._turns: dict[str, deque[tuple[Callable[[], None], int]]] = {}
+        """Waiting work and the bytes that it holds, by network; the first network is next."""
 
     @property
     def full(self) -> bool:
@@ -190,21 +192,42 @@ class HttpFrontend:
             connection.stop()
 
     def queue_turn(self, connection: SweptConnection) -> None:
-        """Queues a connection with more work; one queued connection advances per event loop iteration."""
-        if connection.awaits_turn:
-            return
-        connection.awaits_turn = True
-        self._turns.append(connection)
-        if len(self._turns) == 1:
-            asyncio.get_running_loop().call_soon(self._give_turn)
+        """Queues a connection that has more to read."""
+        if not connection.awaits_turn:
+            connection.awaits_turn = True
+            self.in_turn(connection.network, partial(self._advance, connection))
 
-    def _give_turn(self) -> None:
-        connection = self._turns[0]
+    def _advance(self, connection: SweptConnection) -> None:
         connection.awaits_turn = False
         connection.advance()
-        self._turns.popleft()
-        if self._turns:
+
+    def in_turn(self, network: str, work: Callable[[], None], held_bytes: int = 0) -> None:
+        """Queues work; one piece is done per event loop iteration.
+
+        For all work whose time a client can choose. Between two pieces the loop serves small requests, which
+        otherwise would wait for the large ones of all connections. Networks take turns, so that a client with
+        thousands of connections delays a health check by one piece.
+
+        network: the client's network (`rates.network_of`).
+        held_bytes: memory that the work holds until it is done.
+        """
+        self.buffered += held_bytes
+        if not self._turns:
             asyncio.get_running_loop().call_soon(self._give_turn)
+        self._turns.setdefault(network, deque()).append((work, held_bytes))
+
+    def _give_turn(self) -> None:
+        network, waiting = next(iter(self._turns.items()))
+        work, held_bytes = waiting.popleft()
+        try:
+            work()
+        finally:
+            self.buffered -= held_bytes
+            del self._turns[network]
+            if waiting:
+                self._turns[network] = waiting
+            if self._turns:
+                asyncio.get_running_loop().call_soon(self._give_turn)
 
     def count(self, limit: str) -> None:
         """Counts one excess of a limit."""

@@ -1,24 +1,29 @@
 """One request that a hot endpoint answers without ASGI.
 
 It decompresses the body, queues the query through a `Call` (server/http/call.py) and writes the reply. It is
-the counterpart of `asgi.AsgiRequest`: a connection feeds either of them and writes their answer.
+the counterpart of `asgi.AsgiRequest`: a connection feeds either of them and writes their answer. A body that
+did not arrive with its head is judged by `HotEndpoint.reject_early` once it is complete.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
+
+from starlette.types import Scope
 
 from polyrec.planner.routing.admission.arrival import Arrival
 from polyrec.server.dispatch.answer import Answer, Pending
 from polyrec.server.errors import NotReady, TooLarge
-from polyrec.server.http.call import Call
 from polyrec.server.http.connection.access_log import AnsweredBy
 from polyrec.server.http.connection.body import Inflater, check_length
 from polyrec.server.http.connection.head import Head
+from polyrec.server.http.connection.hot_endpoint import HotEndpoint
 from polyrec.server.http.connection.reply import HeaderList, Reply, error_reply
 
+LARGE_BODY_BYTES = 2**16
+"""Size from which a body is parsed in turn; it takes about a millisecond."""
 STOPPING = "the server stops before the query was executed"
 
 
@@ -31,9 +36,12 @@ class WriteReply(Protocol):
 class HotRequest:
     """One request to a hot endpoint.
 
+    scope: the ASGI scope.
+    judged: whether it was found with its whole body that it is not to be rejected early.
     reply: writes the answer.
     fail: answers with an error.
     arrival: estimates when the bytes being read arrived.
+    in_turn: does work that takes long, and holds some bytes, once it is this request's turn.
     limit: maximum bytes of the body, set by `admit`.
     waiting_bytes: bytes of the body received so far.
     """
@@ -42,27 +50,38 @@ class HotRequest:
         "_arrival",
         "_call",
         "_done",
+        "_endpoint",
         "_fail",
         "_head",
+        "_in_turn",
+        "_judged",
         "_pieces",
         "_reply",
+        "_scope",
         "limit",
         "waiting_bytes",
     )
 
     def __init__(
         self,
-        call: Call,
+        endpoint: HotEndpoint,
         head: Head,
+        scope: Scope,
+        judged: bool,
         reply: WriteReply,
         fail: Callable[[Exception], None],
         arrival: Callable[[], Arrival],
+        in_turn: Callable[[Callable[[], None], int], None],
     ) -> None:
-        self._call = call
+        self._endpoint = endpoint
+        self._call = endpoint.call(scope)
         self._head = head
+        self._scope = scope
+        self._judged = judged
         self._reply = reply
         self._fail = fail
         self._arrival = arrival
+        self._in_turn = in_turn
         self._pieces: list[bytes] = []
         self._done = False
         self.limit = self.waiting_bytes = 0
@@ -90,16 +109,22 @@ class HotRequest:
         self._pieces.append(piece)
 
     def finish(self) -> None:
-        """Marks the body as complete and queues the query. Raises RequestError or FeatureError."""
+        """Marks the body as complete and queues the query; in turn if the body is large or compressed.
+
+        Raises RequestError or FeatureError.
+        """
         body = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
         self._pieces = []
         self.waiting_bytes = 0
-        if self._head.encoding in (None, "", "identity"):
-            self._queue(body)
-        else:
+        arrival = self._arrival()
+        if self._head.encoding not in (None, "", "identity"):
             inflater = Inflater(self._head.encoding, self.limit, len(body))
             inflater.feed(body)
-            self._inflate(inflater)
+            self._in_turn(partial(self._decode, inflater, arrival), inflater.held_bytes)
+        elif len(body) >= LARGE_BODY_BYTES:
+            self._in_turn(partial(self._decode, body, arrival), len(body))
+        else:
+            self._queue(body, arrival)
 
     def reject(self, error: Exception) -> Reply | None:
         """Counts the error and builds its reply; None if the client has left."""
@@ -116,21 +141,30 @@ class HotRequest:
             self._done = True
             self._call.disconnect()
 
-    def _inflate(self, inflater: Inflater) -> None:
-        """Decompresses one step of the body and schedules the next, so that other clients are served."""
+    def _decode(self, body: bytes | Inflater, arrival: Arrival) -> None:
+        """Parses a large body or does one step of decompressing it, unless its client has left."""
         if self._done:
             return
         try:
-            if inflater.step():
-                asyncio.get_running_loop().call_soon(self._inflate, inflater)
-            else:
-                self._queue(inflater.finish())
+            if isinstance(body, Inflater):
+                if body.step():
+                    self._in_turn(partial(self._decode, body, arrival), body.held_bytes)
+                    return
+                body = body.finish()
+            self._queue(body, arrival)
         except Exception as e:
             self._fail(e)
 
-    def _queue(self, body: bytes) -> None:
-        """Parses the body and queues the query. Raises RequestError or FeatureError."""
-        self._call.submit(body, self._arrival()).payload.answer.listen(self._answered)
+    def _queue(self, body: bytes, arrival: Arrival) -> None:
+        """Rejects the request early or queues its query. Raises RequestError or FeatureError."""
+        if not self._judged:
+            headers, scope = self._head.headers, self._scope
+            rejected = self._endpoint.reject_early(headers, len(body), lambda: scope, arrival, body)
+            if rejected is not None:
+                self._done = True
+                self._reply(rejected.status, *rejected.encoded(()))
+                return
+        self._call.submit(body, arrival).payload.answer.listen(self._answered)
 
     def _answered(self, pending: Pending) -> None:
         """Writes the answer or retries, once the query has its outcome."""

@@ -24,7 +24,7 @@ class Reply(NamedTuple):
     """A reply, compressed on sending if the client accepts that and the body is large.
 
     headers: in addition to content type and length.
-    compressed: whether the body is compressed already, as `headers` declare.
+    compressed: whether the body is sent as it is; `headers` declare if it is compressed.
     """
 
     body: bytes

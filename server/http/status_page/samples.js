@@ -86,7 +86,8 @@ function between(a, b) {
     const before = a.tiers[tier] || [0, 0];
     tiers[tier] = [looked - before[0], found - before[1]];
   }
-  return { t: b.t, seconds, outcomes, counted, rows, all, inTime, latency, degraded, tiers, budget: b.budget_s };
+  const waited = (b.waited_s - a.waited_s) / seconds;
+  return { t: b.t, seconds, outcomes, counted, rows, all, inTime, latency, degraded, tiers, waited, budget: b.budget_s };
 }
 
 /** Interpolated as Prometheus does; null if there was no answer. */

@@ -6,6 +6,8 @@ import { $, CAUSES, color, duration, key, make, METRICS, ms, number, OUTCOMES, p
 const MUCH_DEGRADED = 0.5;
 // as in the alert PolyrecLaneSlow
 const MUCH_SLOWER = 2;
+// of the time; beside an idle machine's other programs it is under 1%
+const MUCH_WAITED = 0.1;
 const ICONS = {
   kept: ["#0b6e4f", "M8 17l6 6 11-13"],
   warn: ["#b25e02", "M16 7v11M16 23v2"],
@@ -47,7 +49,7 @@ export function verdict() {
     const sentence = `${percent(share)} of ${whole(d.counted)} requests in ${span} were answered within their latency budget, usually ${ms(d.budget)}. SLO: ${percent(slo)}.`;
     const warned = warnings(d), burning = burns();
     const worst = last.broken.filter((o) => d.outcomes[o] > 0).sort((a, b) => d.outcomes[b] - d.outcomes[a])[0];
-    if (share < slo) show("broken", "✘", "SLO missed", sentence, [`Most of the others, ${whole(d.outcomes[worst])}, ${CAUSES[worst]}.`, ...slowLanes(lanes), ...warned].join(" "));
+    if (share < slo) show("broken", "✘", "SLO missed", sentence, [`Most of the others, ${whole(d.outcomes[worst])}, ${CAUSES[worst]}.`, ...starved(d), ...slowLanes(lanes), ...warned].join(" "));
     else if (warned.length || burning) show("warn", "!", "SLO met", sentence, [...warned, burning].join(" "));
     else show("kept", "✔", "SLO met", sentence, degradedShare(d) > 0.01 ? `To meet it, ${percent(degradedShare(d))} of the answers came from a path of lower quality.` : "");
   }
@@ -74,6 +76,11 @@ function warnings(d) {
 function slowLanes(lanes) {
   return lanes.filter((lane) => lane.alive && lane.factor > MUCH_SLOWER)
     .map((lane) => `Lane ${lane.name} is ${lane.factor.toFixed(1)}× slower than profiled: is its device busy with other work?`);
+}
+
+/** Returns whether other programs kept the event loop, which reads all requests, from running. */
+function starved(d) {
+  return d.waited > MUCH_WAITED ? [`The server waited ${percent(d.waited)} of the time for a processor that other work used.`] : [];
 }
 
 /** Returns a warning if the SLO, met now, was missed over the last hour. */

@@ -15,7 +15,8 @@ from polyrec.planner.latency_model import LatencyModel
 from polyrec.planner.plan import Limits, Routing
 from polyrec.planner.routing.lanes.lane import LaneSpec
 from polyrec.planner.routing.lanes.path import PathSpec
-from polyrec.planner.simulation.simulator import Simulator, information
+from polyrec.planner.simulation.simulator import Simulator
+from polyrec.planner.simulation.trace import Trace
 from polyrec.planner.traffic import Arrivals
 
 BUDGET_S = 0.05
@@ -59,9 +60,10 @@ def test_a_node_gives_about_what_the_full_simulator_does(load: float) -> None:
     rows = np.full(at.size, 100)
     lanes = [LaneSpec(f"l{i}", device, "thread") for i, device in enumerate(("cpu", "cpu", "gpu"))]
     limits = Limits(max_batch_rows=1000, max_queued_rows=1 << 20)
-    outcomes = Simulator(PATHS, lanes, Routing(), limits, at, rows, BUDGET_S, np.random.default_rng(1)).run()
+    trace = Trace(PATHS, limits, at, rows, BUDGET_S)
+    outcomes = Simulator(trace, lanes, Routing(), np.random.default_rng(1)).run()
     simple = simulate_fleet([node], [WeightedRandom([1.0], Random(0))], at, rows, BUDGET_S, 0.05, 1)
-    assert simple.information == pytest.approx(float(information(outcomes).sum()), rel=0.06)
+    assert simple.information == pytest.approx(float(outcomes.information.sum()), rel=0.06)
 
 
 def test_every_query_is_in_time_late_or_rejected() -> None:

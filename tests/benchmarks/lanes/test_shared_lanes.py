@@ -15,10 +15,11 @@ from polyrec.planner.plan import Limits, Routing
 from polyrec.planner.routing.lanes.lane import LaneSpec
 from polyrec.planner.routing.sharing.machine_time import ModelShare
 from polyrec.planner.routing.sharing.pools import LanePlace
-from polyrec.planner.simulation.bound import Trace, joint_bound
+from polyrec.planner.simulation.bound import joint_bound
 from polyrec.planner.simulation.costs import BatchCost, Costs
 from polyrec.planner.simulation.outcomes import Outcomes, Status
-from polyrec.planner.simulation.simulator import Simulator, information
+from polyrec.planner.simulation.simulator import Simulator
+from polyrec.planner.simulation.trace import Trace
 from polyrec.planner.traffic import Arrivals, Sizes
 from tests.planner.routing.servers import CPU, TABLE
 
@@ -92,12 +93,8 @@ def test_a_model_alone_is_simulated_as_on_a_server_of_its_own(load, budget_s, in
         process = LaneSpec("cpu0", "cpu", "process"), LanePlace("cpu", "process")
         alone = replace(alone, lanes=process[:1], places=process[1:])
     (found,) = simulated([alone]).outcomes
-    own = alone.trace
-    server = Simulator(
-        *(own.paths, alone.lanes, alone.routing, own.limits, own.arrival_s, own.rows, own.budget_s),
-        np.random.default_rng(1),
-        costs=COSTS,
-    ).run()
+    rng = np.random.default_rng(1)
+    server = Simulator(alone.trace, alone.lanes, alone.routing, rng, costs=COSTS).run()
     assert np.array_equal(found.status, server.status)
     np.testing.assert_allclose(found.finish_s, server.finish_s)
 
@@ -150,8 +147,8 @@ def test_sharing_comes_close_to_the_bound_and_beats_half_of_the_machine_each(loa
     """Two lanes; one model has three quarters of the traffic."""
     traces = [trace(1.5 * load, 0.02, 0), trace(0.5 * load, 0.1, 1)]
     most = joint_bound(traces, {"cpu": 2}).information
-    shared = sum(information(o).sum() for o in simulated([model(t, 2) for t in traces]).outcomes)
-    apart = sum(information(simulated([model(t, 1)]).outcomes[0]).sum() for t in traces)
+    shared = sum(o.information.sum() for o in simulated([model(t, 2) for t in traces]).outcomes)
+    apart = sum(simulated([model(t, 1)]).outcomes[0].information.sum() for t in traces)
     assert least * most < shared <= most * (1 + 1e-9)
     assert shared > 0.999 * apart  # at 60% both answer nearly everything
 

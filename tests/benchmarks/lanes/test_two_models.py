@@ -13,7 +13,7 @@ from benchmarks.lanes.two_models import page
 from polyrec.planner.latency_model import LatencyModel
 from polyrec.planner.plan import Limits
 from polyrec.planner.routing.lanes.path import PathSpec
-from polyrec.planner.simulation.bound import Trace
+from polyrec.planner.simulation.trace import Trace
 
 ROWS = 100
 LATENCY = LatencyModel(rows=(1, 1024), median_s=(1e-4, 1e-2), tail_s=(1e-4, 1e-2))

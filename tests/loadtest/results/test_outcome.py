@@ -59,13 +59,14 @@ def test_late_driver_is_an_error() -> None:
     late = outcome([5.0] * 200)
     late.lag_s[:3] = 0.0042
     with pytest.raises(DriverTooSlow, match=r"1% of 200 requests left 4.20 ms late or more, allowed are 1;"):
-        report(late, max_lag_s=0.001)
-    assert report(late, max_lag_s=0.005).lag_p99_ms == 4.2
+        late.require_punctual(0.001)
+    late.require_punctual(0.005)
+    assert report(late).lag_p99_ms == 4.2
 
 
 def test_run_without_requests_is_an_error() -> None:
     with pytest.raises(LoadError, match="no request was due"):
-        report(outcome([]))
+        outcome([]).require_punctual(0.001)
 
 
 @given(st.lists(st.floats(0, 10), max_size=30), st.floats(-1, 11), st.sets(st.integers(0, 29)))

@@ -1,12 +1,11 @@
 from __future__ import annotations
 
 import numpy as np
-import pyarrow.compute as pc
 import pytest
 
 from polyrec.loadtest.drivers.connection import LoadError
 from polyrec.loadtest.traffic.queries import Queries
-from polyrec.loadtest.traffic.synthetic import UNKNOWN, synthetic_rows
+from polyrec.loadtest.traffic.synthetic import synthetic_rows
 from polyrec.models.bundle.bundle import Bundle
 
 
@@ -32,12 +31,6 @@ def test_values_are_drawn_in_the_skew_that_the_bundle_was_trained_on(bundle: Bun
     hottest = vocabulary.rows // 20
     assert seen[:hottest].sum() == pytest.approx(expected[:hottest].sum(), abs=0.02)
     assert expected[:hottest].sum() > 3 * hottest / vocabulary.rows
-
-
-def test_unknown_values_have_the_given_share(bundle: Bundle) -> None:
-    table = synthetic_rows(bundle.encoder, 3000, 2, np.random.default_rng(3), unknown=0.1)
-    share = pc.fill_null(pc.starts_with(table["item"], UNKNOWN), False).to_numpy().mean()
-    assert share == pytest.approx(0.1, abs=0.02)
 
 
 def test_numbers_have_the_distribution_of_the_training_rows(bundle: Bundle) -> None:

@@ -8,6 +8,7 @@ from benchmarks.tiers.served_model import bundle_of
 from polyrec.measure.profile.candidates import Candidate, candidates
 from polyrec.measure.profile.cuts import cut, measurable, measure_cuts, stored_tables
 from polyrec.measure.profile.log import SampleLog
+from polyrec.measure.profile.measure import ProfileSettings
 from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.tiers.stage import open_tiers
 from polyrec.planner.devices import Device
@@ -53,8 +54,9 @@ def test_a_path_is_measured_at_each_cut_and_resumed(candidate: Candidate, tmp_pa
 
     def measure() -> CutTimes:
         with SampleLog(tmp_path / "log", {}) as log:
+            settings = ProfileSettings(largest=16, seconds=0.2, evict_bytes=0)
             return measure_cuts(
-                candidate, 16, 0.2, 0, log, lambda _, what: asked.append(what), folder, (0.5, 0.1), (1, 16)
+                candidate, settings, log, lambda _, what: asked.append(what), folder, (0.5, 0.1), (1, 16)
             )
 
     times = measure()

@@ -1,7 +1,11 @@
 from __future__ import annotations
 
+import random
+import re
 from collections import Counter
+from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -117,3 +121,16 @@ def test_settings_that_make_no_sense_are_refused() -> None:
         ReplicaChoice[int](Random(0), candidates=0)
     with pytest.raises(ValueError, match="must be positive"):
         chooser([0.0]).add(1, 0.0, weight=0.0)
+
+
+def test_the_example_of_the_page_runs() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "fleet.md").read_text()
+    (example,) = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    names: dict[str, Any] = {
+        "ReplicaChoice": ReplicaChoice,
+        "random": random,
+        "now_s": 1.0,
+        "measured_s": 0.9,
+    }
+    exec(example, names)
+    assert names["replica"] == "10.0.0.7:8000"

@@ -17,6 +17,7 @@ from polyrec.planner.routing.query import NO_MISSES, Query
 from polyrec.planner.routing.router_state import RouterState
 from polyrec.planner.simulation.faults import Fault
 from polyrec.planner.simulation.simulator import Simulator
+from polyrec.planner.simulation.trace import Trace
 from polyrec.planner.traffic import Arrivals
 from tests.planner.routing import reference
 from tests.planner.routing.random_events import BUDGET_S, MISSES, ROWS, SERVERS, STEPS, step
@@ -96,9 +97,8 @@ def test_every_decision_of_a_trace_equals_the_reference(machine, load, faults):
     times, rows = trace(server, BURSTY, load, seconds, 0)
     rng = np.random.default_rng(0)
     budgets = rng.choice([0.004, 0.01, 0.01, 0.03], size=times.size)
-    simulator = Simulator(
-        server.paths, server.lanes, Routing(), server.limits, times, rows, budgets, rng, faults
-    )
+    queries = Trace(server.paths, server.limits, times, rows, budgets)
+    simulator = Simulator(queries, server.lanes, Routing(), rng, faults)
     policy = simulator.router.policy = Compared()
     simulator.run()
     assert policy.choices > 50

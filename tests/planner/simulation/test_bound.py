@@ -12,7 +12,8 @@ from polyrec.planner.latency_model import LatencyModel
 from polyrec.planner.plan import Limits, Routing
 from polyrec.planner.routing.lanes.path import PathSpec
 from polyrec.planner.simulation.bound import bound
-from polyrec.planner.simulation.simulator import Simulator, information
+from polyrec.planner.simulation.simulator import Simulator
+from polyrec.planner.simulation.trace import Trace
 from polyrec.planner.traffic import Arrivals, Sizes
 from tests.planner.routing.servers import BOTH, CPU, GPU_LANE, POLICIES, cpu_lanes
 
@@ -54,7 +55,7 @@ def test_above_the_best_of_all_schedules_of_a_tiny_trace(gaps, rows, budget_s, b
     arrival = np.cumsum(gaps)
     sizes = np.asarray(rows[: arrival.size], np.int64)
     exact = best_schedule(CPU, arrival, sizes, arrival + budget_s)
-    found = bound(CPU, cpu_lanes(1), Limits(), arrival, sizes, budget_s, bin_s=budget_s / bins)
+    found = bound(Trace(CPU, Limits(), arrival, sizes, budget_s), cpu_lanes(1), bin_s=budget_s / bins)
     assert found.information >= exact - 1e-6
     assert found.information <= 0.79 * sizes.sum() + 1e-6
 
@@ -85,22 +86,25 @@ def test_above_every_policy_on_random_traces(server, policy, kind, rate, budget_
     times = arrival_times(arrivals, rate, 0.25, rng)
     rows = Sizes(kind="heavy", mean=100).sample(times.size, rng)
     paths, lanes = tuple(quiet(p) for p in server[0]), server[1]
-    outcomes = Simulator(paths, lanes, Routing(policy=policy), Limits(), times, rows, budget_s, rng).run()
-    found = bound(paths, lanes, Limits(), times, rows, budget_s)
-    assert found.information >= information(outcomes).sum() - 1e-6
+    trace = Trace(paths, Limits(), times, rows, budget_s)
+    outcomes = Simulator(trace, lanes, Routing(policy=policy), rng).run()
+    found = bound(trace, lanes)
+    assert found.information >= outcomes.information.sum() - 1e-6
 
 
 def test_at_low_load_it_is_every_row_on_the_most_accurate_path():
     times = np.arange(20) * 0.05
     rows = np.full(20, 100)
-    assert bound(CPU, cpu_lanes(1), Limits(), times, rows, 0.02).information == pytest.approx(0.79 * 2000)
+    assert bound(Trace(CPU, Limits(), times, rows, 0.02), cpu_lanes(1)).information == pytest.approx(
+        0.79 * 2000
+    )
 
 
 def test_overload_is_limited_by_the_lanes():
     rng = np.random.default_rng(0)
     times = np.sort(rng.random(4000)) * 0.2
     rows = np.full(4000, 100)
-    found = bound(CPU, cpu_lanes(1), Limits(), times, rows, 0.01)
+    found = bound(Trace(CPU, Limits(), times, rows, 0.01), cpu_lanes(1))
     # A row costs 4 us and a 1,024th of 50 us on the fastest path.
     assert found.rows <= (0.2 + 0.0125) / 4.05e-6
     assert found.rows == pytest.approx(0.2 / 4.05e-6, rel=0.1)
@@ -114,7 +118,8 @@ def test_a_fixed_cost_weighs_where_few_queries_meet():
     sparse = np.arange(100) * 0.9e-3
     crowded = np.repeat(np.arange(10) * 9e-3, 10)
     one, many = (
-        bound((path,), cpu_lanes(1), Limits(), times, np.full(100, 10), 1.5e-3) for times in (sparse, crowded)
+        bound(Trace((path,), Limits(), times, np.full(100, 10), 1.5e-3), cpu_lanes(1))
+        for times in (sparse, crowded)
     )
     assert one.information < 0.97 * 800
     assert many.information == pytest.approx(800)
@@ -127,8 +132,8 @@ def test_rows_are_in_no_larger_batch_than_the_limit():
     )
     times, rows = np.zeros(178), np.full(178, 23)
     assert Limits().max_batch_rows < rows.sum() / 2
-    found = bound((path,), cpu_lanes(1), Limits(), times, rows, 2.1e-3)
-    whole = bound((path,), cpu_lanes(1), Limits(max_batch_rows=4096), times, rows, 2.1e-3)
+    found = bound(Trace((path,), Limits(), times, rows, 2.1e-3), cpu_lanes(1))
+    whole = bound(Trace((path,), Limits(max_batch_rows=4096), times, rows, 2.1e-3), cpu_lanes(1))
     assert whole.information == pytest.approx(0.8 * rows.sum())
     assert found.information < 0.6 * whole.information
 
@@ -138,9 +143,11 @@ def test_a_query_larger_than_a_batch_is_executed_alone():
     path = PathSpec(
         "table@cpu", "cpu", 0.8, LatencyModel(rows=(1, 4096), median_s=(1e-3, 2e-3), tail_s=(1e-3, 2e-3))
     )
-    found = bound((path,), cpu_lanes(1), Limits(), np.zeros(1), np.array([4096]), 2.1e-3)
+    found = bound(Trace((path,), Limits(), np.zeros(1), np.array([4096]), 2.1e-3), cpu_lanes(1))
     assert found.information == pytest.approx(0.8 * 4096)
 
 
 def test_no_traffic_is_no_prediction():
-    assert bound(CPU, cpu_lanes(1), Limits(), np.zeros(0), np.zeros(0, np.int64), 0.01).information == 0
+    assert (
+        bound(Trace(CPU, Limits(), np.zeros(0), np.zeros(0, np.int64), 0.01), cpu_lanes(1)).information == 0
+    )

@@ -13,6 +13,7 @@ from polyrec.planner.simulation.costs import BatchCost, Costs
 from polyrec.planner.simulation.faults import Fault
 from polyrec.planner.simulation.outcomes import Outcomes, Status
 from polyrec.planner.simulation.simulator import Simulator
+from polyrec.planner.simulation.trace import Trace
 from polyrec.planner.traffic import Arrivals, Sizes
 from tests.planner.routing.servers import cpu_lanes, line
 
@@ -57,9 +58,8 @@ def served(
     times = arrival_times(Arrivals(), rate, seconds, rng)
     rows = Sizes(kind="lognormal", mean=25).sample(times.size, rng)
     lanes = cpu_lanes(1 if kind == "inline" else 2, kind)
-    sim = Told(
-        PATHS, lanes, Routing(policy=policy), Limits(), times, rows, BUDGET_S, rng, faults, costs=costs
-    )
+    trace = Trace(PATHS, Limits(), times, rows, BUDGET_S)
+    sim = Told(trace, lanes, Routing(policy=policy), rng, faults, costs)
     sim.reasons = {}
     return sim, sim.run()
 

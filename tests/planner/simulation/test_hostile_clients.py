@@ -9,6 +9,7 @@ from polyrec.planner.arrivals import arrival_times
 from polyrec.planner.plan import LaneKind, Limits, Routing
 from polyrec.planner.simulation.outcomes import Outcomes
 from polyrec.planner.simulation.simulator import Simulator
+from polyrec.planner.simulation.trace import Trace
 from polyrec.planner.traffic import Arrivals, Sizes
 from tests.planner.routing.servers import cpu_lanes
 from tests.planner.simulation.test_disturbance import BEST, BUDGET_S, PATHS, WARM
@@ -33,7 +34,7 @@ def beside(
     is_ordinary = (np.arange(times.size) < ordinary_s.size)[order]
     budgets = np.where(is_ordinary, BUDGET_S, budget_s)
     lanes = cpu_lanes(1 if kind == "inline" else 2, kind)
-    sim = Simulator(PATHS, lanes, Routing(), Limits(), times[order], sizes, budgets, rng, costs=WARM)
+    sim = Simulator(Trace(PATHS, Limits(), times[order], sizes, budgets), lanes, Routing(), rng, costs=WARM)
     return sim.run(), is_ordinary
 
 
@@ -113,9 +114,8 @@ def test_large_requests_that_nearly_fill_the_queue_are_not_lost_to_better_paths_
         rows = np.concatenate([ordinary_rows, np.full(large_s.size, 4096)])[order]
         budgets = np.where(order < ordinary_s.size, BUDGET_S, 10.0)
         lanes, routing = cpu_lanes(1, "inline"), Routing(policy=policy)
-        outcomes = Simulator(
-            PATHS, lanes, routing, Limits(), times[order], rows, budgets, rng, costs=WARM
-        ).run()
+        trace = Trace(PATHS, Limits(), times[order], rows, budgets)
+        outcomes = Simulator(trace, lanes, routing, rng, costs=WARM).run()
         return float(((outcomes.path >= 0) & (outcomes.finish_s <= outcomes.deadline_s))[rows == 4096].mean())
 
     fastest, own = (
@@ -136,9 +136,8 @@ def test_a_few_rows_with_endless_time_hide_no_overload():
         is_ordinary = order < ordinary_s.size
         rows, budgets = np.where(is_ordinary, 100, 1), np.where(is_ordinary, BUDGET_S, 60.0)
         lanes = cpu_lanes(1, "inline")
-        outcomes = Simulator(
-            PATHS, lanes, Routing(), Limits(), times[order], rows, budgets, rng, costs=WARM
-        ).run()
+        trace = Trace(PATHS, Limits(), times[order], rows, budgets)
+        outcomes = Simulator(trace, lanes, Routing(), rng, costs=WARM).run()
         late = (outcomes.path < 0) | (outcomes.finish_s > outcomes.deadline_s)
         return float(1 - late[is_ordinary & (outcomes.arrival_s >= 1)].mean())
 

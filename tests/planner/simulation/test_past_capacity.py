@@ -14,6 +14,7 @@ from polyrec.planner.routing.lanes.path import PathSpec
 from polyrec.planner.simulation.costs import BatchCost, Costs
 from polyrec.planner.simulation.outcomes import Outcomes
 from polyrec.planner.simulation.simulator import Simulator
+from polyrec.planner.simulation.trace import Trace
 from polyrec.planner.traffic import Arrivals
 from tests.planner.routing.servers import cpu_lanes, line
 
@@ -39,8 +40,10 @@ def served(policy: str, seed: int) -> Outcomes:
     arrival_s = arrival_times(Arrivals(), RATE, SECONDS, rng)
     factors = np.exp(rng.uniform(-0.2, 0.2, round(SECONDS) + 2)).tolist()
     return Simulator(
-        *(PATHS, cpu_lanes(1, "inline"), Routing(policy=policy), Limits(), arrival_s),
-        *(np.full(arrival_s.size, 23), BUDGET_S, rng),
+        Trace(PATHS, Limits(), arrival_s, np.full(arrival_s.size, 23), BUDGET_S),
+        cpu_lanes(1, "inline"),
+        Routing(policy=policy),
+        rng,
         costs=COSTS,
         slowdown=lambda now_s: factors[min(int(now_s), len(factors) - 1)],
     ).run()
@@ -67,8 +70,10 @@ def test_a_core_that_slows_down_answers_what_it_can_at_once_and_again_when_it_is
         rng = np.random.default_rng(seed)
         arrival_s = arrival_times(Arrivals(), 800, 9.0, rng)
         outcomes = Simulator(
-            *((path,), cpu_lanes(1, "inline"), Routing(), Limits(), arrival_s),
-            *(np.full(arrival_s.size, 23), 0.01, rng),
+            Trace((path,), Limits(), arrival_s, np.full(arrival_s.size, 23), 0.01),
+            cpu_lanes(1, "inline"),
+            Routing(),
+            rng,
             costs=costs,
             slowdown=slowdown,
         ).run()

@@ -15,6 +15,7 @@ from polyrec.planner.simulation.execution import ExecutionTimes
 from polyrec.planner.simulation.faults import Fault, FaultError, parse_fault
 from polyrec.planner.simulation.outcomes import Outcomes, Status
 from polyrec.planner.simulation.simulator import Simulator, Slowdown, no_slowdown
+from polyrec.planner.simulation.trace import Trace
 from polyrec.planner.traffic import Arrivals, Sizes
 from tests.planner.routing.servers import BOTH, CPU, GPU_LANE, POLICIES, cpu_lanes, line
 
@@ -39,9 +40,9 @@ def simulator(
     rng = np.random.default_rng(seed)
     times = arrival_times(arrivals or Arrivals(), rate, seconds, rng)
     rows = Sizes(kind="heavy", mean=60).sample(times.size, rng)
-    return Simulator(
-        *SERVERS[server], Routing(policy=policy, **routing), Limits(), times, rows, budget_s, rng, faults
-    )
+    paths, lanes = SERVERS[server]
+    trace = Trace(paths, Limits(), times, rows, budget_s)
+    return Simulator(trace, lanes, Routing(policy=policy, **routing), rng, faults)
 
 
 FAULTS = st.lists(
@@ -128,18 +129,9 @@ def took(
     """Seconds from arrival to answer on one inline lane whose batches take exactly what the model says."""
     times = np.array(arrivals)
     rng = np.random.default_rng(seed)
-    made = Simulator(
-        (CERTAIN,),
-        cpu_lanes(1, "inline"),
-        Routing(policy="static:table@cpu"),
-        Limits(),
-        times,
-        np.full(times.size, rows),
-        1.0,
-        rng,
-        costs=costs,
-        slowdown=slowdown,
-    ).run()
+    trace = Trace((CERTAIN,), Limits(), times, np.full(times.size, rows), 1.0)
+    lanes, routing = cpu_lanes(1, "inline"), Routing(policy="static:table@cpu")
+    made = Simulator(trace, lanes, routing, rng, costs=costs, slowdown=slowdown).run()
     assert (made.status == Status.ANSWERED).all()
     latency: list[float] = (made.finish_s - made.arrival_s).tolist()
     return latency
@@ -220,9 +212,10 @@ def test_preemptions_delay_a_busy_loop_but_not_an_idle_one():
 def served(rate, seconds, rows, costs, since_s=0.0):
     """Figures of Poisson arrivals of `rows` rows with a budget of 20 ms, on a loop with these costs."""
     times = arrival_times(Arrivals(), rate, seconds, np.random.default_rng(3))
-    routing, sizes = Routing(query_s=costs.query_s), np.full(times.size, rows)
-    world = (*SERVERS["inline"], routing, Limits(), times, sizes, 0.02, np.random.default_rng(4))
-    return Simulator(*world, costs=costs).run().figures(since_s)
+    paths, lanes = SERVERS["inline"]
+    trace = Trace(paths, Limits(), times, np.full(times.size, rows), 0.02)
+    routing, rng = Routing(query_s=costs.query_s), np.random.default_rng(4)
+    return Simulator(trace, lanes, routing, rng, costs=costs).run().figures(since_s)
 
 
 def test_rejections_take_loop_time():
@@ -259,7 +252,8 @@ def watched(rate: float, seconds: float, faults: tuple[Fault, ...], budget_s: fl
     rng = np.random.default_rng(4)
     times = arrival_times(Arrivals(), rate, seconds, rng)
     rows = Sizes(kind="fixed", mean=100).sample(times.size, rng)
-    sim = Simulator(*SERVERS["lanes"], Routing(), Limits(), times, rows, budget_s, rng, faults)
+    paths, lanes = SERVERS["lanes"]
+    sim = Simulator(Trace(paths, Limits(), times, rows, budget_s), lanes, Routing(), rng, faults)
     sim._execution = recording = RecordingTimes(sim._execution)
     return recording, sim.run()
 
@@ -307,7 +301,7 @@ def test_the_only_lane_stalled_drops_at_deadlines_and_recovers():
     times = arrival_times(Arrivals(), 300, 2.0, rng)
     rows = Sizes(kind="fixed", mean=50).sample(times.size, rng)
     fault = Fault("stall", 0, 0.5, 1.0)
-    sim = Simulator(CPU, cpu_lanes(1), Routing(), Limits(), times, rows, 0.05, rng, (fault,))
+    sim = Simulator(Trace(CPU, Limits(), times, rows, 0.05), cpu_lanes(1), Routing(), rng, (fault,))
     outcomes = sim.run()
     assert missed(outcomes, 0.0, 0.45) == 0
     assert missed(outcomes, 0.55, 0.94) > 50
@@ -351,7 +345,8 @@ def cold_simulator(server: str, reads: RowReads | None = READS) -> Simulator:
     times = arrival_times(Arrivals(), 300.0, 2.0, rng)
     rows = Sizes(kind="fixed", mean=20).sample(times.size, rng)
     routing, costs = Routing(policy="static:table@cpu"), Costs(reads=reads)
-    return Simulator(*SERVERS[server], routing, Limits(), times, rows, 0.05, rng, costs=costs)
+    paths, lanes = SERVERS[server]
+    return Simulator(Trace(paths, Limits(), times, rows, 0.05), lanes, routing, rng, costs=costs)
 
 
 def latencies(simulator: Simulator) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:

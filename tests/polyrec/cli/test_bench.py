@@ -43,6 +43,7 @@ def test_policies_take_turns_on_a_live_server_and_a_report_is_written(
     assert done.returncode == 0, done.stderr
     made = json.loads(done.stdout)
     assert made == json.loads((tmp_path / "bench.json").read_text())
+    assert made["doubts"] == []
     assert set(made["trials"]) == {"static:a@cpu", "priced"}
     for trial in made["trials"].values():
         assert set(trial["ladder"]) == set(trial["simulated"]) == {"40", "80"}

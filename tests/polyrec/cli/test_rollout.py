@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -56,7 +57,11 @@ def test_a_rollout_from_start_to_promotion(
     assert main(["rollout", "promote", "--reason", "ticket 7", *at]) == 0
     assert "model trivago: promoted at" in capsys.readouterr().out
     assert main(["rollout", "rollback", *at]) == 2
-    assert "there is no rollout" in capsys.readouterr().err
+    assert "polyrec rollout rollback --previous" in capsys.readouterr().err
+    assert main(["rollout", "rollback", "--previous", *at]) == 0
+    assert re.fullmatch(r"serves version \S+ again: table@cpu\n", capsys.readouterr().out)
+    assert main(["rollout", "rollback", "--previous", "--json", *at]) == 0
+    assert json.loads(capsys.readouterr().out)["paths"] == ["table@cpu"]
 
 
 def test_a_wait_ends_at_its_timeout_and_the_rollout_goes_on(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -137,6 +138,7 @@ def test_a_worse_bundle_is_held_back_by_its_evaluation_whatever_the_margin(
     held = looped.until("held")
     assert held.step == "evaluate"
     assert held.reason.startswith("worse: information gain")
+    assert re.search(r"; it expects [\d,]+ clicks where there are [\d,]+$", held.reason)
     assert held.next_since == held.until
     assert not (looped.folder.folder_of(2) / "plan.json").exists()
 

@@ -37,7 +37,7 @@ def busy() -> Outcome:
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     setup = {"machine": "a <test>", "plan": "good@cpu, fast@cpu"}
-    return write_run(tmp_path_factory.mktemp("report"), busy(), QUALITY, setup, marks=((4.0, "x4"),))
+    return write_run(tmp_path_factory.mktemp("report"), busy(), QUALITY, setup)
 
 
 def test_the_page_needs_nothing_else_and_reports_what_happened(page: Path) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections.abc import Iterator
@@ -24,7 +25,13 @@ from polyrec.server.app.engine import Engine
 from polyrec.server.app.logs import LineFormatter
 from polyrec.server.http.access import Access
 from polyrec.server.http.admin import Admin
-from polyrec.server.http.admin_embeddings import Embeddings, RowUpdate, embeddings_route, table_update
+from polyrec.server.http.admin_embeddings import (
+    AuditPace,
+    Embeddings,
+    RowUpdate,
+    embeddings_route,
+    table_update,
+)
 
 TOKEN = {"authorization": "Bearer secret"}
 
@@ -58,6 +65,7 @@ def row(stack: TierStack, bundle: Bundle, id: int) -> list[float]:
 
 
 def test_the_audit_line_names_what_was_updated(updates: Any, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
     one = {"item": {"ids": [3], "rows": [[1.0] * 8]}}
     assert post(updates, {"tables": one, "key": "feed:7"})[0] == 200
     assert post(updates, {"tables": {"no such\n": one["item"]}, "key": "feed:8"})[0] == 422
@@ -66,6 +74,35 @@ def test_the_audit_line_names_what_was_updated(updates: Any, caplog: pytest.LogC
     assert first.endswith(" key=feed:7 path=table@cpu tables=item rows=1")
     assert second.endswith(r" key=feed:8 path=table@cpu tables=no such\n")
     assert third.endswith(" path=table@cpu tables=item rows=0 retracted=0")
+
+
+def test_a_feeds_updates_are_a_warning_a_minute() -> None:
+    now_s = 0.0
+    pace = AuditPace(lambda: now_s)
+    warnings: list[tuple[float, str, dict[str, str]]] = []
+    for _ in range(520):
+        for client in ("feed", "other") if now_s < 1 else ("feed",):
+            subject: dict[str, str] = {}
+            if not pace.is_routine(client, subject):
+                warnings.append((round(now_s), client, subject))
+        now_s += 0.25
+    assert warnings == [
+        (0, "feed", {}),
+        (0, "other", {}),
+        (60, "feed", {"more_since_last_line": "239"}),
+        (120, "feed", {"more_since_last_line": "239"}),
+    ]
+
+
+def test_accepted_updates_that_follow_are_level_info_and_refused_ones_warnings(
+    updates: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    one = {"tables": {"item": {"ids": [3], "rows": [[1.0] * 8]}}}
+    for body in (one, one, {}):
+        post(updates, body)
+    levels = [record.levelname for record in caplog.records if record.name == "polyrec.audit"]
+    assert levels == ["WARNING", "INFO", "WARNING"]
 
 
 def test_rows_change_by_id_by_value_and_by_file(

@@ -1,4 +1,4 @@
-"""Metrics of updates: read while updates hold their lock, and over changes of version."""
+"""Metrics of tiers; of updates: read while updates hold their lock, and over changes of version."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from polyrec.models.tiers.tiered_table import TieredTable
 from polyrec.models.tiers.updates.changes import Changes
 from polyrec.models.tiers.updates.update import StoredTableUpdate, StoredUpdate, UpdateNotKept
 from polyrec.server.metrics.instruments import Registry
-from polyrec.server.metrics.tier_metrics import UpdateMetrics
+from polyrec.server.metrics.tier_metrics import TierMetrics, UpdateMetrics
 
 
 @pytest.fixture
@@ -22,6 +23,22 @@ def two(tmp_path: Path) -> Iterator[list[Changes]]:
     yield versions
     for changes in versions:
         changes.close()
+
+
+def test_a_tier_that_holds_no_rows_is_not_shown(tmp_path: Path) -> None:
+    """On a CPU every lookup would miss the device's tier, which is no cache that fails."""
+    registry = Registry()
+    metrics = TierMetrics(registry)
+    rows = np.zeros((20_000, 64), np.float32)
+    with TieredTable(rows, 300_000, tmp_path, np.arange(20_000)) as table:
+        metrics.watch([table.figures])
+        table.gather(np.arange(300))
+        metrics.refresh()
+    shown = registry.text()
+    assert 'polyrec_embedding_lookups_total{tier="host"} 300' in shown
+    assert 'tier="disk"' in shown
+    assert 'tier="device"' not in shown
+    assert 'tier="remote"' not in shown
 
 
 def update(changes: Changes, times: int) -> None:

@@ -244,6 +244,9 @@ def test_a_row_may_be_written_as_a_number_with_a_fraction_of_zero() -> None:
         ({"request_id": "r", "labels": ["1"]}, "labels.0: Input should be a valid number"),
         ({"request_id": "a b", "positives": [0]}, "request_id"),
         ({"request_id": "r" * 129, "positives": [0]}, "request_id"),
+        ({"request_id": "r", "positives": [0], "positive": [0]}, "positive"),
+        ({"request_id": "r", "positives": [0], "labels": [0], "x" * 999: 0}, "unknown key 'xxxxxx"),
+        ({"feedback": [{"request_id": "r", "positives": [0]}], "by": 1}, "unknown key 'by'; known: feedback"),
         ({"feedback": []}, "feedback"),
         ({"feedback": [{"request_id": "r", "positives": [0]}] * 1001}, "feedback"),
         ([], "dict"),
@@ -255,7 +258,10 @@ def test_malformed_feedback_is_rejected(logging_http: httpx.Client, content: Any
     assert message in answer.json()["error"]
 
 
-@pytest.mark.parametrize("item", [{"labels": [2] * 4000}, {"positives": [-1] * 4000}])
+MANY_KEYS = {f"key{i}": 0 for i in range(4000)}
+
+
+@pytest.mark.parametrize("item", [{"labels": [2] * 4000}, {"positives": [-1] * 4000}, MANY_KEYS])
 def test_only_the_first_error_of_feedback_is_looked_for(item: dict[str, Any]) -> None:
     """One for each of 60,000 labels would hold the event loop for 0.2 s."""
     with pytest.raises(ValidationError) as raised:

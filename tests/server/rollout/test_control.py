@@ -154,7 +154,7 @@ def test_without_a_rollout_there_is_nothing_to_end(trial: Trial, page: str) -> N
     answer = trial.call(page, **({"share": 0.1} if page == "share" else {}))
     assert answer.status_code == 409
     assert "there is no rollout of model 'trivago'" in answer.json()["error"]
-    assert "/v1/admin/rollback returns to the plan before the last promotion" in answer.json()["error"]
+    assert "polyrec rollout rollback --previous returns to the plan" in answer.json()["error"]
     assert trial.status() == {"model": "trivago", "rollout": None, "ended": []}
 
 

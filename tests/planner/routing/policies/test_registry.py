@@ -9,7 +9,8 @@ from polyrec.planner.routing.policies.mprec import MPRec
 from polyrec.planner.routing.policies.registry import make_policy
 from polyrec.planner.routing.query import Reason
 from polyrec.planner.routing.router_state import RouterState
-from polyrec.planner.simulation.simulator import Simulator, information
+from polyrec.planner.simulation.simulator import Simulator
+from polyrec.planner.simulation.trace import Trace
 from polyrec.planner.traffic import Arrivals, Sizes
 from tests.planner.routing.servers import BOTH, CPU, GPU_LANE, POLICIES, RouterDriver, cpu_lanes, router
 
@@ -22,9 +23,11 @@ def share(server: str, policy: str, rate: float, seed: int = 0, arrivals: Arriva
     rng = np.random.default_rng(seed)
     times = arrival_times(arrivals or Arrivals(), rate, 0.7 if server == "cpu" else 0.35, rng)
     rows = Sizes(kind="lognormal", mean=100).sample(times.size, rng)
-    outcomes = Simulator(*SERVERS[server], Routing(policy=policy), LIMITS, times, rows, 0.01, rng).run()
+    paths, lanes = SERVERS[server]
+    trace = Trace(paths, LIMITS, times, rows, 0.01)
+    outcomes = Simulator(trace, lanes, Routing(policy=policy), rng).run()
     late = times >= times[-1] / 2
-    return float(information(outcomes)[late].sum() / (0.79 * rows[late].sum()))
+    return float(outcomes.information[late].sum() / (0.79 * rows[late].sum()))
 
 
 @pytest.mark.parametrize(("server", "full"), [("cpu", 4700.0), ("gpu", 12_000.0)])

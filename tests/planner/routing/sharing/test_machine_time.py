@@ -19,6 +19,7 @@ from polyrec.planner.routing.sharing.machine_time import (
     SharingModel,
 )
 from polyrec.planner.routing.sharing.pools import LanePlace
+from polyrec.planner.routing.sharing.turns import Contender
 from tests.planner.routing.servers import TABLE, cpu_lanes
 
 CORES = frozenset({0})
@@ -243,3 +244,24 @@ def test_time_is_allotted_once_per_tick_however_many_models_tick():
             machine.tick_if_due(2 * MIN_TICK_S * (tick + late / 10))
             allotted.append(models[0].allotted)
     assert [value >= 0 for value in allotted] == [True, False, False] * 3
+
+
+def test_a_model_with_a_small_share_waits_no_longer_than_it_tolerates() -> None:
+    """Its budget passed while others, which needed all time, had the earlier deadlines."""
+    machine = MachineTime(CORES)
+    busy, light = joined(machine, ModelShare(guaranteed=0.8)), joined(machine, ModelShare(guaranteed=0.2))
+    cost_s = busy.router.state.unshared_row_s(busy.router.state.lanes[0], 0)
+    arrive(busy, 3 / cost_s)
+    arrive(light, 0.1 / cost_s)
+    machine.tick()
+    turns = machine.pools[0].turns
+    contenders = Contender(busy, 1.0, 0.005), Contender(light, 2.0, 0.005)
+    waited_s = []
+    for _ in range(100):
+        waited_s.append(0.0)
+        while turns.choose(contenders) is busy:
+            turns.charge(busy, 0.001, (busy, light))
+            waited_s[-1] += 0.001
+        turns.charge(light, 0.001, (light,))
+        turns.charge(busy, 0.009, (busy,))
+    assert max(waited_s) <= 0.006 + 1e-9

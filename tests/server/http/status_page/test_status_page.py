@@ -278,6 +278,11 @@ def test_live_quality_that_has_no_labels_yet_is_on_the_page(page: Page) -> None:
             "broken",
             "slower than profiled: is its device busy",
         ),
+        (
+            "const now = view.samples.at(-1); now.outcomes.late += 50; now.waited_s += now.t;",
+            "broken",
+            "of the time for a processor that other work used",
+        ),
         ("view.samples[0].outcomes.expired = view.samples.at(-1).outcomes.expired;", "kept", "SLO met"),
         (
             "view.samples[0].outcomes.expired = view.samples.at(-1).outcomes.expired;"
