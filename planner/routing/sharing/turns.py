@@ -3,7 +3,7 @@
 Each model has a tag, the lane time it used divided by its share. Earliest deadline first meets the most
 deadlines but lets one model delay another without limit; start-time fair queuing does not. So the most urgent
 model goes first while it is ahead of no other by more than a tolerated time; otherwise the one furthest
-behind goes first. A model that had nothing to execute starts level with the others, so unused time is not saved.
+behind goes first. A model that had nothing to execute starts level with the others: no time is saved up.
 
 Source: Goyal, Vin and Cheng, Start-time fair queuing, SIGCOMM'96.
 """
