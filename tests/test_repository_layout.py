@@ -16,6 +16,7 @@ from packaging.utils import canonicalize_name
 
 from benchmarks import readability
 from polyrec.cli.main import VERBS, build_parser
+from tests.conftest import LONGEST
 
 ROOT = Path(__file__).parent.parent
 HEAVY = {"fastapi", "locust", "numpy", "onnxruntime", "pyarrow", "pydantic", "starlette", "torch", "uvicorn"}
@@ -80,6 +81,10 @@ def test_no_modules_import_each_other(files: dict[str, Path]) -> None:
 
 def test_tests_mirror_the_source_folders(files: dict[str, Path]) -> None:
     assert readability.unmirrored_tests(files) == []
+
+
+def test_the_files_that_begin_first_exist() -> None:
+    assert [name for name in LONGEST if not (ROOT / name).is_file()] == []
 
 
 def test_docstrings_begin_with_what_the_thing_does_or_is(files: dict[str, Path]) -> None:

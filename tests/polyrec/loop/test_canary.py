@@ -168,7 +168,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, _token: None, bundle: Bund
 
 @pytest.fixture
 def folder(trained: Path) -> Path:
-    """That folder, its state as it was."""
+    """The folder of `trained`, with the state of its loop restored, since every test changes it."""
     shutil.rmtree(trained / "state")
     shutil.copytree(trained / "trained", trained / "state")
     return trained
