@@ -11,7 +11,7 @@ from tests.loadtest.runs import outcome_of
 def test_the_figures_are_readable_and_name_outcomes_as_the_status_page_does() -> None:
     status = [200] * 90 + [429] * 8 + [504] * 2
     outcome = outcome_of([i / 100 for i in range(100)], 0.0042, status=status)
-    whole = asdict(report(outcome, 1.0)) | asdict(figures(outcome, {"good@cpu": 0.25, "fast@cpu": 0.2}))
+    whole = asdict(report(outcome)) | asdict(figures(outcome, {"good@cpu": 0.25, "fast@cpu": 0.2}))
     shown = dict(line.split(maxsplit=1) for line in lines(whole))
     assert shown["requests"].startswith("100, 101.0 a second")
     assert shown["in"] == "budget    90.00%, rejected (429) 8.00%, expired (504) 2.00%"
@@ -25,7 +25,7 @@ def test_the_figures_are_readable_and_name_outcomes_as_the_status_page_does() ->
 def test_without_answers_there_are_no_latencies_and_reasons_are_shown() -> None:
     outcome = outcome_of([0.0, 0.5], status=404)
     outcome.reasons[404] = "no model 'x'"
-    whole = asdict(report(outcome, 1.0)) | asdict(figures(outcome, {}))
+    whole = asdict(report(outcome)) | asdict(figures(outcome, {}))
     shown = lines(whole | {"unreliable": "why"})
     assert shown[0] == "unreliable   why"
     assert "failed       2 by HTTP 404, such as: no model 'x'" in shown
