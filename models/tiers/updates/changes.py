@@ -51,6 +51,8 @@ ROWS_PER_RECORD = 4096
 """Rows of a record when the log is rewritten: it is encoded in one piece, and requests wait meanwhile."""
 EXPIRY_INTERVAL_S = 0.5
 """Least time between expiries; values that expire within it are retracted together."""
+MAX_EXPIRY_WAIT_S = 60.0
+"""Longest wait for an expiry. A timer follows no clock that is set, and stops while a machine sleeps."""
 EXPIRY_RETRY_S = 10.0
 """Time until an expiry is tried again that failed, as on a full disk."""
 NONE = np.empty(0, np.int64)
@@ -214,7 +216,8 @@ class Changes:
         due = self.names.next_expiry()
         if due is None or not self._stacks:
             return
-        self._timer = threading.Timer(max(due - time.time(), min_s), self._expire_now)
+        wait_s = max(min(due - time.time(), MAX_EXPIRY_WAIT_S), min_s)
+        self._timer = threading.Timer(wait_s, self._expire_now)
         self._timer.daemon = True
         self._timer.start()
 

@@ -19,7 +19,7 @@ from polyrec.models.schema.schema import Categorical, Label, Schema, Split
 from polyrec.models.schema.vocabulary import Vocabulary
 from polyrec.models.tiers.rows import TieredRows
 from polyrec.models.tiers.stack import TierStack
-from polyrec.models.tiers.updates.changes import Changes
+from polyrec.models.tiers.updates.changes import MAX_EXPIRY_WAIT_S, Changes
 from polyrec.models.tiers.updates.drift import Drift
 from polyrec.models.tiers.updates.update import (
     AddOptions,
@@ -229,6 +229,20 @@ def test_an_expiry_that_cannot_be_kept_is_a_line_and_tried_again_later(
     ]
     assert changes._timer is not None
     assert changes._timer.interval == 10
+    stack.close()
+
+
+def test_values_expire_soon_after_the_clock_was_set_forward(
+    changes: Changes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stack = world(ENCODER, tmp_path, changes=changes)
+    now_s = time.time()
+    apply_update(stack, named(["n0"], 1), adding=AddOptions(now_s + 86400))
+    monkeypatch.setattr(time, "time", lambda: now_s + 86400)
+    assert changes._timer is not None
+    assert changes._timer.interval <= MAX_EXPIRY_WAIT_S
+    changes._timer.function()
+    assert versions(stack, ["n0"]) == [-1.0]
     stack.close()
 
 
