@@ -27,7 +27,7 @@ from polyrec.server.errors import Defect, Invalid, NotReady, RequestError
 
 BUDGET_S = 10.0
 """Time for each version's answer: the canary's lanes may wait seconds for a processor."""
-OPEN_PER_LANE = 4
+OPEN_PER_LANE = 8
 """Maximum unfinished comparisons per lane of the canary, as all may be encoded at once for one batch."""
 
 
