@@ -175,6 +175,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--beside", type=int, default=0, metavar="N", help="programs of one core each (0)")
     parser.add_argument("--beside-nice", type=int, default=19, help="their nice value (19)")
+    parser.add_argument("--only", help="canary of the turns: good, idle, heavy or like '0.1 shuffled' (all)")
     parser.add_argument("--json", type=Path, metavar="FILE")
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
@@ -194,7 +195,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             )
             opened.callback(other.kill)
         for name, bundle in of.items():
-            for repeat in range(args.repeats):
+            for repeat in range(args.repeats if args.only in (None, name) else 0):
                 bounds = {"promote_after_s": args.promote_after} if name == "good" else {}
                 request = {"share": args.share, "bounds": bounds}
                 found = turn(stable.path, bundle.path, args, request, repeat)
@@ -203,8 +204,10 @@ def main(argv: Sequence[str] | None = None) -> None:
                 turns.append(lower | found)
                 print(json.dumps(turns[-1]), flush=True)
         large = heavy(stable, Path(made) / "heavy")
-        for name, request in (("idle", {"share": 0, "shadow": 1e-9}), ("heavy", {"share": 0.5, "shadow": 0})):
-            for repeat in range(0 if args.beside else args.repeats):
+        idle = {"share": 0, "shadow": 1e-9, "compare_per_s": 0}
+        for name, request in (("idle", idle), ("heavy", {"share": 0.5, "shadow": 0})):
+            wanted = name == args.only if args.beside else args.only in (None, name)
+            for repeat in range(args.repeats if wanted else 0):
                 found = turn(stable.path, large.path, args, {**request, "bounds": LAX}, repeat)
                 turns.append({"canary": name} | found)
                 print(json.dumps(turns[-1]), flush=True)

@@ -46,6 +46,7 @@ class RolloutBounds(Strict):
     information gain that the canary is expected to lose, from answers to the same requests
     (expected_loss.py). max_live_loss: information gain that it loses on requests whose labels came back, if
     live quality is measured. min_requests: of each arm, before latency and scores are judged.
+    judge_within_s: maximum time with fewer of them (patience.py), after which the canary is rolled back.
     promote_after_s: minimum age at which the canary is promoted, once all bounds are shown to hold; None:
     only by an admin call.
     """
@@ -58,6 +59,7 @@ class RolloutBounds(Strict):
     max_loss: Above0 = 0.02
     max_live_loss: Above0 = 0.01
     min_requests: Annotated[int, Field(strict=True, ge=1, le=10**9)] = 200
+    judge_within_s: Annotated[float, Field(strict=True, gt=0, le=1e8, allow_inf_nan=False)] = 3600.0
     promote_after_s: Annotated[float, Field(strict=True, ge=0, le=1e8, allow_inf_nan=False)] | None = None
 
 
@@ -67,10 +69,10 @@ class RolloutFigures:
 
     age_s: of the rollout. slow: answers of the canary slower than slow_limit_ms. psi: None with too few
     requests; psi_low: its lower bound, which is compared with the bound. lane_deaths: of the canary. pairs:
-    requests that both versions answered; pairs_failed: shadowed requests that the canary failed. loss:
-    information gain that the canary is expected to lose. live: its information gain less the stable
-    version's on the same labeled requests, None without enough of them; live_low, live_high: the interval,
-    whichever client's labels are left out.
+    requests that both versions answered; pairs_failed: shadowed requests that the canary failed;
+    pairs_missed: shadowed requests for which there was no time. loss: information gain that the canary is
+    expected to lose. live: its information gain less the stable version's on the same labeled requests, None
+    without enough of them; live_low, live_high: the interval, whichever client's labels are left out.
     """
 
     age_s: float
@@ -84,6 +86,7 @@ class RolloutFigures:
     lane_deaths: int
     pairs: int | None = None
     pairs_failed: int | None = None
+    pairs_missed: int | None = None
     loss: float | None = None
     loss_low: float | None = None
     loss_high: float | None = None
@@ -94,11 +97,15 @@ class RolloutFigures:
 
 @dataclass(frozen=True, slots=True)
 class RolloutDecision:
-    """A verdict, its reason as text with the numbers, and all figures."""
+    """A verdict, its reason as text with the numbers, and all figures.
+
+    is_short: whether there are too few comparisons to judge the canary (see `shortage`).
+    """
 
     verdict: Verdict
     reason: str
     figures: RolloutFigures
+    is_short: bool = False
 
 
 def decide(
@@ -159,6 +166,7 @@ def _decide_on_all(
         lane_deaths,
         None if pairs is None else pairs.requests,
         None if pairs is None else pairs.failed,
+        None if pairs is None else pairs.missed,
         None if loss is None else round(loss.value, 5),
         None if loss is None else round(loss.low(ROLLBACK_Z), 5),
         None if loss is None else round(loss.high(PROMOTE_Z), 5),
@@ -262,11 +270,14 @@ def _missing_evidence(figures: RolloutFigures, bounds: RolloutBounds) -> str | N
     """Describes the first bound that is not shown to hold; None if all are."""
     stable, canary = figures.stable, figures.canary
     answered = canary.requests - canary.failed
-    unshown = _unshown_by_pairs(figures, bounds)
-    if unshown is not None:
-        return unshown
-    if min(canary.requests, stable.requests) < bounds.min_requests:
-        return f"fewer than {bounds.min_requests} requests of each version so far"
+    short = shortage(figures, bounds)
+    if short is not None:
+        seen = "" if figures.loss is None else f"; their expected loss so far is {figures.loss:.3f}"
+        return f"not enough comparisons yet: {short}{seen}"
+    if figures.pairs is not None and (figures.loss_high is None or figures.loss_high > bounds.max_loss):
+        high = figures.loss_high
+        seen = "unknown" if high is None else f"{figures.loss:.4f}, up to {high:.4f}"
+        return f"not shown yet: an expected loss of at most {bounds.max_loss:g} ({seen})"
     allowed = _allowed_failures(figures, bounds)
     if not holds(canary.failed, canary.requests, allowed):
         return f"not shown yet: at most {allowed:.2%} failures ({canary.failed} of {canary.requests})"
@@ -286,18 +297,21 @@ def _missing_evidence(figures: RolloutFigures, bounds: RolloutBounds) -> str | N
     return None
 
 
-def _unshown_by_pairs(figures: RolloutFigures, bounds: RolloutBounds) -> str | None:
-    """Describes what requests answered by both versions do not show; None if they do, or none are sent."""
-    if figures.pairs is None:
-        return None
-    if figures.pairs < bounds.min_requests:
-        seen = "" if figures.loss is None else f"; their expected loss so far is {figures.loss:.3f}"
-        return f"fewer than {bounds.min_requests} requests answered by both so far{seen}"
-    if figures.loss_high is None or figures.loss_high > bounds.max_loss:
-        high = figures.loss_high
-        seen = "unknown" if high is None else f"{figures.loss:.4f}, up to {high:.4f}"
-        return f"not shown yet: an expected loss of at most {bounds.max_loss:g} ({seen})"
-    return None
+def shortage(figures: RolloutFigures, bounds: RolloutBounds, share: float = 1.0) -> str | None:
+    """Describes what there are too few of to judge the canary; None if there are enough.
+
+    share: the canary's share of the requests; at 0 it has none of its own.
+    """
+    counts = [] if figures.pairs is None else [(figures.pairs, "answered by both versions")]
+    if share:
+        counts += [
+            (figures.canary.requests, "of the canary"),
+            (figures.stable.requests, "of the stable version"),
+        ]
+    return next(
+        (f"{n} of {bounds.min_requests} requests {what}" for n, what in counts if n < bounds.min_requests),
+        None,
+    )
 
 
 def _allowed_failures(figures: RolloutFigures, bounds: RolloutBounds) -> float:

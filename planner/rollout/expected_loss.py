@@ -28,11 +28,14 @@ class PairRecords:
     """Requests that both versions answered since the last comparison.
 
     pairs: (the stable version's scores, the canary's), float32 [rows] each. failed: requests that the canary
-    failed to answer.
+    failed to answer. missed: comparisons that ended without a verdict on the canary: rejected or late, as
+    there was no time for them. spent_s: seconds that comparisons took from the event loop and stable lanes.
     """
 
     pairs: list[tuple[F32, F32]] = field(default_factory=list)
     failed: int = 0
+    missed: int = 0
+    spent_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -45,6 +48,7 @@ class PairSums:
 
     requests: int = 0
     failed: int = 0
+    missed: int = 0
     rows: float = 0.0
     divergence: float = 0.0
     probability: float = 0.0
@@ -53,6 +57,7 @@ class PairSums:
     def add(self, records: PairRecords) -> None:
         """Adds requests; those for which the canary's scores are not all finite count as failed."""
         self.failed += records.failed
+        self.missed += records.missed
         for stable, canary in records.pairs:
             if not np.isfinite(canary).all():
                 self.failed += 1
@@ -69,6 +74,7 @@ class PairSums:
         """Adds the sums of other requests."""
         self.requests += other.requests
         self.failed += other.failed
+        self.missed += other.missed
         self.rows += other.rows
         self.divergence += other.divergence
         self.probability += other.probability

@@ -124,7 +124,10 @@ def start_arguments(args: argparse.Namespace) -> dict[str, Any]:
     bounds = {name: getattr(args, name) for name in BOUNDS if getattr(args, name) is not None}
     if args.promote_after is not None:
         bounds["promote_after_s"] = args.promote_after
-    return {"share": args.share, "shadow": args.shadow, "by": args.by, "bounds": bounds}
+    if args.judge_within is not None:
+        bounds["judge_within_s"] = args.judge_within
+    shadow = {"shadow": args.shadow, "compare_per_s": args.compare_per_s}
+    return {"share": args.share, **shadow, "by": args.by, "bounds": bounds}
 
 
 def _print(status: Mapping[str, Any], as_json: bool) -> None:
@@ -158,8 +161,8 @@ def lines(status: Mapping[str, Any]) -> list[str]:
 def _ended(ended: Mapping[str, Any]) -> str:
     at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(ended["ended"]))
     outcome = ended["outcome"].replace("_", " ")
-    lasted = ended["ended"] - ended["began"]
-    return f"{outcome} at {at} after {lasted:.0f} s: version {ended['canary_version']}: {ended['reason']}"
+    after = f"after {ended['lasted_s']:.0f} s"
+    return f"{outcome} at {at} {after}: version {ended['canary_version']}: {ended['reason']}"
 
 
 def _allowed(bounds: Mapping[str, Any], name: str) -> str:
@@ -192,6 +195,8 @@ def _decision(decision: Mapping[str, Any], bounds: Mapping[str, Any]) -> list[st
         )
     if figures.get("pairs") is not None:
         pairs = f"same requests: {figures['pairs']} answered by both, {figures['pairs_failed']} failed"
+        if figures.get("pairs_missed"):
+            pairs += f", {figures['pairs_missed']} without time to compare"
         if figures["loss"] is not None:
             low, high = figures["loss_low"], figures["loss_high"]
             pairs += f"; expected loss of information {figures['loss']:.4f}, {low:.4f} to {high:.4f}"

@@ -22,6 +22,13 @@ def add_start_options(parser: argparse._ActionsContainer) -> None:
         help="share of the other requests that both versions answer, in spare time, to compare (default .1)",
     )
     parser.add_argument(
+        "--compare-per-s",
+        type=float,
+        default=10.0,
+        metavar="N",
+        help="requests a second that both versions answer, to compare, whatever the load (default 10)",
+    )
+    parser.add_argument(
         "--by",
         metavar="FIELD",
         help="split requests by this context feature or header:NAME, so that each of its values gets one "
@@ -70,6 +77,12 @@ def add_start_options(parser: argparse._ActionsContainer) -> None:
         "--min-requests",
         type=positive_int,
         help="number of requests before latency and scores are judged (default 200)",
+    )
+    parser.add_argument(
+        "--judge-within",
+        type=duration,
+        metavar="TIME",
+        help="roll back after this time with fewer requests than that to judge by (default 1h)",
     )
 
 

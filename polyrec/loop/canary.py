@@ -100,10 +100,10 @@ def _ended(status: Mapping[str, Any], version: str) -> dict[str, Any] | None:
 
 
 def _result(ended: Mapping[str, Any]) -> StepResult:
-    decision, lasted_s = ended["decision"] or {}, ended["ended"] - ended["began"]
+    decision = ended["decision"] or {}
     outcome = ended["outcome"].replace("_", " ")
     return StepResult(
         verdict="go" if ended["outcome"] == "promoted" else "roll_back",
-        reason=f"{outcome} after {lasted_s:.0f} s: {ended['reason']}",
+        reason=f"{outcome} after {ended['lasted_s']:.0f} s: {ended['reason']}",
         figures=dict(decision.get("figures", {})),
     )

@@ -29,6 +29,7 @@ class Answer(NamedTuple):
     reason: why quality was degraded, None if it was not.
     queue_s: queue delay of this query.
     execute_s, batch_rows, lane: execution time, rows and lane of its batch (of the last one if it was split).
+    encode_s: part of execute_s in which the event loop encoded the batch.
     """
 
     probabilities: F32
@@ -38,6 +39,7 @@ class Answer(NamedTuple):
     execute_s: float
     batch_rows: int
     lane: int
+    encode_s: float = 0.0
 
     @property
     def degraded(self) -> bool:

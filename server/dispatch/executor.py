@@ -276,7 +276,8 @@ class Executor:
                 executed.dense_s,
                 now_s,
             )
-        scatter(dispatch, parts, probabilities, took_s, batch_view is not None and batch_view.lost > 0)
+        lost = batch_view is not None and batch_view.lost > 0
+        scatter(dispatch, parts, probabilities, took_s, lost, active.encode_s)
         self.observer.batch_executed(
             ExecutedBatch(
                 lane,

@@ -47,12 +47,20 @@ def encode_parts(parts: list[Part], encoder: Encoder) -> tuple[list[Part], Batch
     return sound, encode([_rows(part) for part in sound], encoder) if sound else None
 
 
-def scatter(dispatch: Dispatch, parts: Sequence[Part], probabilities: F32, took_s: float, lost: bool) -> None:
+def scatter(
+    dispatch: Dispatch,
+    parts: Sequence[Part],
+    probabilities: F32,
+    took_s: float,
+    lost: bool,
+    encode_s: float = 0.0,
+) -> None:
     """Answers every query whose rows are complete.
 
     probabilities: float32 [rows of all parts], in the order of `parts`.
     took_s: seconds of the whole batch.
     lost: whether the remote store failed to return some of the batch's rows.
+    encode_s: seconds of encoding the batch.
     """
     rows = probabilities.size
     reason = dispatch.reason.value if dispatch.reason in DEGRADED else None
@@ -79,7 +87,9 @@ def scatter(dispatch: Dispatch, parts: Sequence[Part], probabilities: F32, took_
         query.settled = True
         queue_s = max(0.0, dispatch.started_s - query.arrival_s)
         reason_of_query = Reason.FAILURE.value if payload.lost else reason
-        settle(query, Answer(answered, dispatch.path, reason_of_query, queue_s, took_s, rows, dispatch.lane))
+        lane = dispatch.lane
+        answer = Answer(answered, dispatch.path, reason_of_query, queue_s, took_s, rows, lane, encode_s)
+        settle(query, answer)
 
 
 def _rows(part: Part) -> Rows:

@@ -314,12 +314,23 @@ class EventDocument(Document):
     text: str
 
 
+class RolloutSummary(Document):
+    """A rollout in progress. reason: of the last decision; is_short: too few comparisons to judge by."""
+
+    canary_version: str
+    share: float
+    age_s: float
+    reason: str
+    is_short: bool
+
+
 class StatusResponse(Document):
     """Data of the status page.
 
     promised_share: the SLO. broken: outcomes that count against it. generation: number of plans put into
     service so far. metric: of the paths' quality; null, like `serving`, while the server loads. live_quality:
-    null without a report. feature_drift: one report per bundle. events: the latest, oldest first. now: a
+    null without a report. feature_drift: one report per bundle. rollout: null without one, and in its first
+    second. events: the latest, oldest first. now: a
     sample taken at `unix_time`. history: earlier samples, oldest first.
     """
 
@@ -339,6 +350,7 @@ class StatusResponse(Document):
     serving: PathsResponse | None
     live_quality: LiveQualityDocument | None
     feature_drift: list[DriftDocument]
+    rollout: RolloutSummary | None
     unix_time: float
     now: StatusSample
     history: list[StatusSample]

@@ -48,6 +48,7 @@ class Child:
         spare: whether the worker uses only spare CPU time once it is ready.
         """
         self.name = name
+        self._spare = spare
         with ExitStack() as opened:
             self.mailbox = Mailbox.create(name)
             opened.callback(self.mailbox.close)
@@ -118,15 +119,18 @@ class Child:
         """Sends SIGKILL; a worker has nothing to save."""
         self._process.kill()
 
-    def end(self, within_s: float = END_S) -> None:
-        """Kills the worker, closes all descriptors, and waits up to `within_s` for the worker to end."""
+    def end(self) -> None:
+        """Kills the worker, closes all descriptors, and waits up to END_S for the worker to end.
+
+        Does not wait for a worker that uses only spare CPU time, as it needs such time even to exit: on a
+        busy machine that took seconds, during which the event loop answered nothing.
+        """
         self._process.kill()
         poller = select.poll()
         poller.register(self.ended, select.POLLIN)
-        if poller.poll(within_s * 1e3):
+        if poller.poll(0 if self._spare else END_S * 1e3):
             self._process.wait()
         else:
-            # a killed worker in the idle scheduling class needs spare CPU time even to exit
             name = f"polyrec-reap-{self.pid}"
             threading.Thread(target=self._process.wait, name=name, daemon=True).start()
         self._opened.close()

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from polyrec.planner.rollout.arm_sums import ArmRecords
 from polyrec.planner.rollout.decision import RolloutFigures
+from polyrec.planner.rollout.expected_loss import PairRecords
 from polyrec.server.metrics.instruments import Registry
 
 
@@ -44,6 +45,17 @@ class RolloutMetrics:
             "Information gain that the canary is expected to lose, from both versions' answers to the same"
             " requests.",
         )
+        self._comparisons = registry.counter(
+            "polyrec_rollout_comparisons",
+            "Requests repeated to compare both versions' answers. outcome: compared; failed by the canary;"
+            " missed: rejected or not answered in time, which is not counted as a failure.",
+            "outcome",
+        )
+        self._comparing = registry.counter(
+            "polyrec_rollout_comparison_seconds",
+            "Time that comparisons took from answering requests, on the event loop and the stable version's"
+            " lanes.",
+        )
         self._ended = registry.counter(
             "polyrec_rollouts", "Ended rollouts. outcome: promoted or rolled_back.", "outcome"
         )
@@ -62,6 +74,14 @@ class RolloutMetrics:
             self._requests.labels(arm, outcome).inc(number)
         self._seconds.labels(arm).observe_all(records.took_s)
         self._waited.labels(arm).inc(sum(records.waited_s))
+
+    def add_comparisons(self, records: Sequence[PairRecords]) -> None:
+        """Counts comparisons by outcome, and the time they took."""
+        for part in records:
+            by_outcome = {"compared": len(part.pairs), "failed": part.failed, "missed": part.missed}
+            for outcome, number in by_outcome.items():
+                self._comparisons.labels(outcome).inc(number)
+            self._comparing.only.inc(part.spent_s)
 
     def compared(self, figures: RolloutFigures, share: float) -> None:
         """Sets the figures of the latest comparison."""

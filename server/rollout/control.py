@@ -31,6 +31,7 @@ from polyrec.planner.rollout.arm_sums import ArmRecords
 from polyrec.planner.rollout.canary_plan import canary_plan
 from polyrec.planner.rollout.comparison import Comparison
 from polyrec.planner.rollout.decision import RolloutBounds, RolloutDecision, decide, min_budget_s
+from polyrec.planner.rollout.patience import Patience
 from polyrec.planner.rollout.split import Split
 from polyrec.server.app.background import run_in_thread
 from polyrec.server.app.engine import Engine
@@ -84,13 +85,14 @@ class Rollout:
     began: float
     state: Literal["running", "promoting"] = "running"
     comparison: Comparison = field(init=False)
-    decision: RolloutDecision | None = None
+    patience: Patience = field(init=False)
     ticks: int = 0
 
     def __post_init__(self) -> None:
         traffic = self.traffic
         paired = traffic.stable.shadow is not None
         self.comparison = Comparison(paired)
+        self.patience = Patience(self.began_s)
 
 
 class RolloutControl:
@@ -114,7 +116,9 @@ class RolloutControl:
         async with self._engine.changing():
             plan, canary = await _open_in_thread(lambda: self._open(read))
             waits = LaneWaits(canary.lanes)
-            shadow = Shadow(stable, canary, arguments.shadow) if arguments.shadow else None
+            shadow = None
+            if arguments.shadow:
+                shadow = Shadow(stable, canary, arguments.shadow, arguments.compare_per_s)
             traffic = RolloutTraffic(
                 Arm(stable, False, engine.default_budget_s, shadow),
                 Arm(canary, True, engine.default_budget_s, None, lambda: waits.sample(clock())),
@@ -178,6 +182,8 @@ class RolloutControl:
         pairs = None if shadow is None else shadow.take()
         rollout.comparison.add(now_s, stable, canary, pairs)
         metrics = self._engine.metrics.rollout
+        if pairs is not None:
+            metrics.add_comparisons(pairs)
         metrics.add("stable", stable)
         for group in canary:
             metrics.add("canary", group)
@@ -188,10 +194,11 @@ class RolloutControl:
         live = self._engine.live_quality
         labeled = None if live is None else live.trial(traffic.canary.serving.version)
         decision = decide(compared, deaths, now_s - rollout.began_s, rollout.bounds, labeled)
+        decision = rollout.patience.judge(decision, now_s, rollout.bounds, traffic.split.share)
         metrics.compared(decision.figures, traffic.split.share)
         if decision.verdict != "continue" or not rollout.ticks % LOGGED_TICKS:
             log.warning("rollout: %s: %s", decision.verdict, decision.reason, extra=_figures(decision))
-        rollout.decision = decision
+        traffic.decision = decision
         rollout.ticks += 1
         return decision
 
@@ -275,12 +282,13 @@ class RolloutControl:
                 plan=rollout.source,
                 began=rollout.began,
                 ended=time.time(),
-                decision=rollout.decision,
+                lasted_s=round(clock() - rollout.began_s, 3),
+                decision=traffic.decision,
             )
         )
         engine.metrics.rollout.ended(outcome)
         what = f"rollout of version {traffic.canary.serving.version}"
-        self._announce(f"{what}: {outcome.replace('_', ' ')}: {reason}", rollout.decision)
+        self._announce(f"{what}: {outcome.replace('_', ' ')}: {reason}", traffic.decision)
 
     def _announce(self, what: str, decision: RolloutDecision | None = None) -> None:
         """Logs a change with the decision's figures, and adds it to the status page's events."""
@@ -298,11 +306,13 @@ def _document(rollout: Rollout) -> RolloutDocument:
         plan=rollout.source,
         share=traffic.split.share,
         shadow=0.0 if traffic.stable.shadow is None else traffic.stable.shadow.share,
+        compare_per_s=0.0 if traffic.stable.shadow is None else traffic.stable.shadow.per_s,
         by=rollout.by,
         began=rollout.began,
+        age_s=round(clock() - rollout.began_s, 3),
         bounds=rollout.bounds,
         lanes_alive=sum(lane.alive for lane in canary.lanes),
-        decision=rollout.decision,
+        decision=traffic.decision,
     )
 
 

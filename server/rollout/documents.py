@@ -24,11 +24,13 @@ class StartRequest(Strict):
     by: a single-valued context feature or `header:NAME`; all requests with the same value get the same
         version. null splits requests individually.
     shadow: share of the stable version's requests that the canary repeats in spare time, to compare answers.
+    compare_per_s: number of requests a second that it repeats whatever the load, unless shadow is 0.
     """
 
     plan: ModelPlace
     share: CanaryShare = 0.05
     shadow: Annotated[float, Field(strict=True, ge=0, le=1, allow_inf_nan=False)] = 0.1
+    compare_per_s: Annotated[float, Field(strict=True, ge=0, le=50, allow_inf_nan=False)] = 10.0
     by: Annotated[str, Field(min_length=1, max_length=200)] | None = None
     bounds: RolloutBounds = RolloutBounds()
 
@@ -55,7 +57,7 @@ class RolloutDocument(Document):
     """A rollout in progress.
 
     stable_version, canary_version: versions of the bundles.
-    began: Unix time.
+    began: Unix time. age_s: seconds since then, whatever was done to the wall clock.
     decision: the last decision; null in the first second.
     lanes_alive: number of the canary's live lanes.
     plan: the canary's plan file, without its folder.
@@ -67,15 +69,21 @@ class RolloutDocument(Document):
     plan: str
     share: float
     shadow: float
+    compare_per_s: float
     by: str | None
     began: float
+    age_s: float
     bounds: RolloutBounds
     lanes_alive: int
     decision: RolloutDecision | None
 
 
 class EndedRollout(Document):
-    """A rollout that ended. decision: the last decision before the end."""
+    """A rollout that ended.
+
+    began, ended: Unix times. lasted_s: seconds between, whatever was done to the wall clock.
+    decision: the last decision before the end.
+    """
 
     outcome: RolloutOutcome
     reason: str
@@ -84,6 +92,7 @@ class EndedRollout(Document):
     plan: str
     began: float
     ended: float
+    lasted_s: float
     decision: RolloutDecision | None
 
 

@@ -18,6 +18,7 @@ from polyrec.models.bundle.manifest import VOCABULARY
 from polyrec.models.schema.schema import Schema
 from polyrec.planner.rollout.arm_sums import ArmRecords
 from polyrec.planner.rollout.comparison import GROUPS
+from polyrec.planner.rollout.decision import RolloutDecision
 from polyrec.planner.rollout.split import Split
 from polyrec.planner.routing.lanes.breaker import OVERDUE_EXTRA_S
 from polyrec.server.app.serving import Serving
@@ -143,9 +144,8 @@ class ArmGroup:
         if arm.scored < MAX_SCORED:
             arm.scored += 1
             records.scores.append(scores)
-        shadow = arm.shadow
-        if shadow is not None and answer.reason is None:
-            shadow.repeat(rows, scores, self._number)
+        if arm.shadow is not None:
+            arm.shadow.repeat(rows, answer, scores, self._number)
 
     def failed(self, budget_s: float = math.inf, since: Waits = ()) -> None:
         """Records a request that this version did not answer.
@@ -186,6 +186,7 @@ class RolloutTraffic:
 
     value_of: reads the value that traffic is split by; None splits requests individually.
     same_ids: whether both versions have the same ids, so that either can answer tensors of ids.
+    decision: the last decision about the rollout.
     """
 
     stable: Arm
@@ -193,6 +194,7 @@ class RolloutTraffic:
     split: Split
     value_of: ValueOf | None
     same_ids: bool
+    decision: RolloutDecision | None = None
 
     def choose(self, rows: Rows, headers: Headers, pinned: bool, sender: bytes) -> ArmGroup | None:
         """Returns the arm's group that answers a request; None for the stable version without counting it.

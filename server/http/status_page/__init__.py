@@ -26,6 +26,7 @@ from polyrec.server.http.openapi import Endpoint, text_content
 from polyrec.server.http.plan import describe
 from polyrec.server.metrics.error_budget import SLO_MISSES, SLO_SHARE
 from polyrec.server.metrics.metrics import OUTCOMES, REQUEST_EDGES_S
+from polyrec.server.rollout.traffic import RolloutTraffic
 
 STYLES = {"page": "page.css", "uplot": "uplot/uplot.css"}
 SCRIPTS = {
@@ -130,9 +131,24 @@ def status_document(engine: Engine, since: float) -> dict[str, Any]:
         "serving": serving,
         "live_quality": None if engine.live_quality is None else engine.live_quality.document(),
         "feature_drift": [found.model_dump() for found in metrics.live.drifted(clock())],
+        "rollout": _rollout(engine.rollout),
         "unix_time": round(time.time(), 3),
         "now": now,
         "history": metrics.history.since(since),
+    }
+
+
+def _rollout(traffic: RolloutTraffic | None) -> dict[str, Any] | None:
+    """Returns the rollout in progress, described by `RolloutSummary`."""
+    if traffic is None or traffic.decision is None:
+        return None
+    decision = traffic.decision
+    return {
+        "canary_version": traffic.canary.serving.version,
+        "share": traffic.split.share,
+        "age_s": decision.figures.age_s,
+        "reason": decision.reason,
+        "is_short": decision.is_short,
     }
 
 

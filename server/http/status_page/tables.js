@@ -37,6 +37,7 @@ export function tables() {
     ...Object.entries(r.prices).map(([device, price]) => [`price of ${device}`, `${number(price)}/s`]),
     ["default budget", ms(last.default_budget_s)],
     ["plans opened", whole(last.generation)],
+    ...(last.rollout ? [["canary", `${last.rollout.canary_version}, ${percent(last.rollout.share)} of the requests, for ${duration(last.rollout.age_s)}: ${last.rollout.reason}`]] : []),
     ...(last.live_quality ? [["live quality", `${whole(last.live_quality.requests)} labeled requests`]] : []),
   ];
   $("routing").replaceChildren(...facts.flatMap(([name, text]) => [make("dt", {}, name), make("dd", {}, text)]));

@@ -8,6 +8,8 @@ const MUCH_DEGRADED = 0.5;
 const MUCH_SLOWER = 2;
 // of the time; beside an idle machine's other programs it is under 1%
 const MUCH_WAITED = 0.1;
+// a canary has enough comparisons within it, if there are as many as are meant to be
+const SOON_S = 120;
 const ICONS = {
   kept: ["#0b6e4f", "M8 17l6 6 11-13"],
   warn: ["#b25e02", "M16 7v11M16 23v2"],
@@ -68,6 +70,8 @@ function warnings(d) {
   const error = last.live_quality && last.live_quality.error;
   if (error) found.push(`Live quality is not measured: ${error}.`);
   if (moved.length) found.push(`Live quality moved the value of ${moved.length === 1 ? "a path" : `${moved.length} paths`} from what test rows gave.`);
+  const { rollout } = last;
+  if (rollout && rollout.is_short && rollout.age_s > SOON_S) found.push(`Canary ${rollout.canary_version} has not enough comparisons and is not promoted.`);
   if (degradedShare(d) > MUCH_DEGRADED) found.push(`${percent(degradedShare(d))} of the answers came from a path of lower quality.`);
   return found;
 }

@@ -108,7 +108,7 @@ def test_bounds_are_not_reported_as_met_before_the_first_request(promote_after_s
     comparison = Comparison(paired=True)
     comparison.add(0.0, ArmRecords(), spread(ArmRecords()), shadowed)
     reason = decide(comparison.compare(0.0), 0, 60.0, bounds).reason
-    assert reason.startswith("fewer than 200 requests answered by both")
+    assert reason.startswith("not enough comparisons yet: 1 of 200 requests answered by both versions")
 
 
 def test_a_dead_lane_is_a_reason_without_any_request() -> None:
@@ -155,7 +155,7 @@ def test_promotion_needs_age_requests_and_proof() -> None:
     assert decided(records(3000), bounds=bounds).verdict == "promote"
     assert "by call" in decided(records(3000)).reason
     assert "not before 30 s" in decided(records(3000), age_s=29, bounds=bounds).reason
-    assert "fewer than 200" in decided(records(150), bounds=bounds).reason
+    assert "150 of 200 requests of the canary" in decided(records(150), bounds=bounds).reason
     assert "not shown yet: at most 1.00% failures (0 of 210)" in decided(records(210), bounds=bounds).reason
 
 
@@ -163,7 +163,7 @@ def test_what_is_not_shown_yet_is_the_reason_also_if_promotion_is_by_call() -> N
     """An operator who promotes by call must not read that bounds hold which were not tested."""
     by_call = RolloutBounds()
     assert decided(records(150)).reason == (
-        "fewer than 200 requests of each version so far; promotion is by call"
+        "not enough comparisons yet: 150 of 200 requests of the canary; promotion is by call"
     )
     assert decided(records(3000)).reason == "all bounds are shown to hold; promotion is by call"
     worse = paired(by_call, 1.5, pairs=150)
@@ -355,5 +355,8 @@ def test_answers_to_the_same_requests_are_judged_by_the_expected_loss() -> None:
     assert decision.verdict == "rollback"
     assert decision.reason.startswith("scores of the same requests differ: expected loss of information")
     few = paired(bounds, 1.5, pairs=150).reason
-    assert few.startswith("fewer than 200 requests answered by both so far; their expected loss so far is 0.")
+    assert few.startswith(
+        "not enough comparisons yet: 150 of 200 requests answered by both versions; "
+        "their expected loss so far is 0."
+    )
     assert "failed 40 of 440 requests that it got as a shadow" in paired(bounds, 0.0, failed=40).reason

@@ -176,6 +176,7 @@ def test_the_status_shows_both_versions_and_the_decision() -> None:
     ended = {
         "ended": 60.0,
         "began": 0.0,
+        "lasted_s": 60.0,
         "outcome": "rolled_back",
         "canary_version": "v2",
         "reason": "shifted",

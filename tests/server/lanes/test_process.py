@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import math
 import os
 import shutil
 import signal
@@ -320,9 +321,13 @@ def test_a_worker_that_cannot_open_its_paths_says_why_in_one_line(paths: Paths) 
     assert _children() == []
 
 
-def test_a_worker_that_takes_long_to_end_is_reaped_later(paths: Paths) -> None:
-    child = Child("cpu-1", task_of(PROCESS, paths).model_dump_json())
-    child.end(within_s=0)
+@pytest.mark.parametrize(("spare", "end_s"), [(False, 0), (True, math.inf)])
+def test_a_worker_that_takes_long_to_end_is_reaped_later(
+    paths: Paths, monkeypatch: pytest.MonkeyPatch, spare: bool, end_s: float
+) -> None:
+    monkeypatch.setattr("polyrec.server.lanes.child.END_S", end_s)
+    child = Child("cpu-1", task_of(PROCESS, paths).model_dump_json(), spare=spare)
+    child.end()
     for thread in threading.enumerate():
         if thread.name == f"polyrec-reap-{child.pid}":
             thread.join(LIVENESS_S)
