@@ -33,6 +33,7 @@ from polyrec.server.clock import clock
 from polyrec.server.codecs.json_rows import Decoder
 from polyrec.server.codecs.oip_codec import OipCodec
 from polyrec.server.dispatch.dispatcher import Dispatcher
+from polyrec.server.dispatch.executor import ExecutionPath
 from polyrec.server.lanes.lane import Lane, OnDeath
 from polyrec.server.lanes.opening import LaneOpening, open_lanes, open_path
 from polyrec.server.live_quality.feature_drift import FeatureDrift, drifts_of
@@ -199,10 +200,8 @@ def _open(
     dispatcher = Dispatcher(
         router,
         lanes,
-        [p.name for p in paths],
-        encoders,
+        [ExecutionPath(p.name, p.encoder, stacks.get(p.name)) for p in paths],
         observer,
-        [stacks.get(p.name) for p in paths],
         tiers.prefetcher,
         tiers.cold_rows,
     )
