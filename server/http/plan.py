@@ -20,7 +20,7 @@ from polyrec.server.clock import clock
 from polyrec.server.errors import Malformed, NotReady, RequestError
 from polyrec.server.http.connection.reply import Reply, error_reply, json_reply
 from polyrec.server.http.documents import ModelsResponse, PathsResponse, RouteQuery
-from polyrec.server.http.openapi import Endpoint
+from polyrec.server.http.openapi import Endpoint, Success
 from polyrec.server.http.options import parse_budget_s, parse_quality
 from polyrec.server.repository.repository import ModelRepository
 
@@ -68,7 +68,7 @@ def plan_routes(engine: Engine, repository: ModelRepository) -> list[Endpoint]:
             tag="plan",
             summary="The served models",
             description="The default model comes first. The list is empty until the server has loaded.",
-            response=ModelsResponse,
+            response=Success(ModelsResponse),
         ),
         Endpoint(
             "/v1/plan",
@@ -76,7 +76,7 @@ def plan_routes(engine: Engine, repository: ModelRepository) -> list[Endpoint]:
             tag="plan",
             summary="The plan in force",
             description="With the operator's settings, without credentials and folders of the machine.",
-            response=Plan,
+            response=Success(Plan),
             errors=(503,),
         ),
         Endpoint(
@@ -84,7 +84,7 @@ def plan_routes(engine: Engine, repository: ModelRepository) -> list[Endpoint]:
             paths,
             tag="plan",
             summary="Open paths and lanes, and the router's state",
-            response=PathsResponse,
+            response=Success(PathsResponse),
         ),
         Endpoint(
             "/v1/route",
@@ -92,7 +92,7 @@ def plan_routes(engine: Engine, repository: ModelRepository) -> list[Endpoint]:
             tag="plan",
             summary="Explain which path would answer a request now",
             query=RouteQuery,
-            response=Explanation,
+            response=Success(Explanation),
             errors=(503,),
         ),
     ]
