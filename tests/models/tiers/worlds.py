@@ -75,5 +75,5 @@ def world(
         {"cuts": cuts, "cache_bytes": 8 * 4096, "directory": directory, **settings}
     )
     sizes = {t: v.rows for t, v in encoder.vocabularies.items()}
-    source = rows_of_weight(flat_weight(encoder), FORM)
-    return open_stack(FORM, sizes, source, placement, encoder, changes=changes, version="v")
+    stored = rows_of_weight(flat_weight(encoder), FORM, sizes)
+    return open_stack(stored, placement, encoder, changes=changes, version="v")
