@@ -113,9 +113,8 @@ class ComputedStage(nn.Module):
         self._ids = ids
         self._first_bases = np.array([first.base[t] for t in first.tables], np.int64)
         self._first_rows = dict(zip(first.tables, first.sizes, strict=True))
-        self.store: FloatRows | QuantizedRows | TieredRows | SlabReader = open_rows(
-            prefix.rows, prefix.precision
-        )
+        self.store: FloatRows | QuantizedRows | TieredRows | SlabReader
+        self.store = open_rows(prefix.rows, prefix.precision)
         reach = int((self._first_bases + self.rows.sizes).max(initial=0))
         self.hashes = UniversalHashes(
             encoding.k, encoding.m, first.total, encoding.seed, encoding.transform, reach
