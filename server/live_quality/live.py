@@ -191,7 +191,7 @@ class LiveQuality:
         log.warning("values follow live quality: %s", changes)
         self._metrics.events.add(clock(), "routing", f"values follow live quality: {changes}")
         for name, value in values.items():
-            self._metrics.live.moved(name, value - self._values[name])
+            self._metrics.live.set_value_change(name, value - self._values[name])
 
     def _base_values(self) -> dict[str, float]:
         """Returns the router's current value of an answered row by path."""

@@ -89,7 +89,7 @@ class RouterMetrics:
         self._dispatcher: Dispatcher | None = None
         self._default_budget_s = 0.0
 
-    def watch(self, dispatcher: Dispatcher, default_budget_s: float) -> None:
+    def set_dispatcher(self, dispatcher: Dispatcher, default_budget_s: float) -> None:
         per_plan: tuple[Family[Gauge], ...] = (
             *(self._quality, self._accuracy, self._value, self._predicted, self._price),
             *(self._lane, self._up, self._breaker, self._correction, self._used),
@@ -105,9 +105,9 @@ class RouterMetrics:
         self._default_budget.only.set(default_budget_s)
         self._default_budget_s = default_budget_s
         self._dispatcher = dispatcher
-        self._cold.watch(dispatcher.cold_rows)
+        self._cold.set_cold_rows(dispatcher.cold_rows)
 
-    def now(self) -> tuple[float, float]:
+    def queue_rows_and_budget_s(self) -> tuple[float, float]:
         """Returns the number of waiting rows, and the typical budget in seconds (at first the default)."""
         if self._dispatcher is None:
             return 0.0, 0.0
@@ -133,7 +133,7 @@ class RouterMetrics:
         self._queries.only.set(snapshot.queries_s)
         self._rows.only.set(snapshot.demand_rows_s)
         self._capacity.only.set(snapshot.total_rate)
-        self._budget.only.set(self.now()[1])
+        self._budget.only.set(self.queue_rows_and_budget_s()[1])
         sharing = self._dispatcher.sharing
         self._allotted.only.set(0.0 if sharing is None else sharing.allotted)
         self._guaranteed.only.set(1.0 if sharing is None else sharing.guaranteed)
@@ -172,7 +172,7 @@ class ColdRowMetrics:
         self._watched: ColdRows | None = None
         self._last = ColdRowFigures()
 
-    def watch(self, cold_rows: ColdRows | None) -> None:
+    def set_cold_rows(self, cold_rows: ColdRows | None) -> None:
         self.refresh()
         self._watched, self._last = cold_rows, ColdRowFigures()
 

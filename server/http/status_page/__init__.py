@@ -103,8 +103,8 @@ def status_document(engine: Engine, since: float) -> dict[str, Any]:
     since: excludes samples in `history` up to this time, in seconds since the start.
     """
     metrics = engine.metrics
-    metrics.note()
-    now = metrics.now()
+    metrics.sample_if_due()
+    now = metrics.current_sample()
     serving, model, metric = None, None, None
     with suppress(NotReady):
         serving = describe(engine.serving)
