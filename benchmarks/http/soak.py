@@ -24,6 +24,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -152,7 +153,7 @@ def capacity(servers: Sequence[SoakServer], seconds: float) -> list[float]:
         patient = [a.raw.replace(b"\r\n", b"\r\nX-Latency-Budget-Ms: 60000\r\n", 1) for a in server.requests]
         answered[i] = closed_loop(server.url, patient, 8, seconds) / seconds
 
-    _together([lambda i=i, s=s: measure(i, s) for i, s in enumerate(servers)])
+    _together([partial(measure, i, server) for i, server in enumerate(servers)])
     return answered
 
 
@@ -272,9 +273,18 @@ def disturb(
     disturbance: Disturbance, servers: Sequence[SoakServer], store: RedisServer | None, pace: Pace
 ) -> None:
     """Starts reloads, killed lanes of the first server, aborted clients and restarts of Redis."""
-    disturbance.every(pace.reload_s, "reloads", lambda n: [s.reload() for s in servers])
+
+    def reload(_number: int) -> None:
+        for server in servers:
+            server.reload()
+
+    def abort(number: int) -> None:
+        for server in servers:
+            server.abort(number)
+
+    disturbance.every(pace.reload_s, "reloads", reload)
     disturbance.every(pace.kill_s, "killed lanes", servers[0].kill_lane)
-    disturbance.every(ABORT_EVERY_S, "aborted clients", lambda n: [s.abort(n) for s in servers])
+    disturbance.every(ABORT_EVERY_S, "aborted clients", abort)
     if store is not None:
         disturbance.every(pace.store_s, "restarts of Redis", lambda n: restart(store))
 

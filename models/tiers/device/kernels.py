@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polyrec.models.dlrm.precision import Precision
 from polyrec.models.embeddings.store import pool_gathered
 from polyrec.models.tiers.row_format import RowFormat
 
@@ -22,7 +23,7 @@ try:
 except ImportError:
     triton = None
 
-PRECISIONS = ("fp32", "bf16", "int8")
+PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16", "int8")
 TILE = 1024
 """Numbers that a program adds at once: eight per thread, so that several loads overlap."""
 
