@@ -40,7 +40,7 @@ ROWS_AT_ONCE = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
-class StoredRows:
+class WeightRows:
     """The rows of a fused weight, as bytes that `source` reads.
 
     sizes: rows of each table, in the order of the weight.
@@ -51,14 +51,14 @@ class StoredRows:
     source: RowSource
 
 
-def rows_of_weight(weight: Tensor, row_format: RowFormat, sizes: Mapping[str, int]) -> StoredRows:
-    """Returns the rows of a weight in memory. sizes: see StoredRows."""
+def rows_of_weight(weight: Tensor, row_format: RowFormat, sizes: Mapping[str, int]) -> WeightRows:
+    """Returns the rows of a weight in memory. sizes: see WeightRows."""
     flat = weight.detach().contiguous().view(torch.uint8).numpy().reshape(-1, row_format.bytes)
-    return StoredRows(row_format, sizes, lambda first, count: flat[first : first + count])
+    return WeightRows(row_format, sizes, lambda first, count: flat[first : first + count])
 
 
 def open_stack(
-    stored: StoredRows,
+    stored: WeightRows,
     placement: TierSettings,
     encoder: Encoder | None = None,
     device: torch.device | str = "cpu",
@@ -133,7 +133,7 @@ def _read(source: RowSource, first: int, count: int) -> Iterator[Bytes]:
         yield source(start, min(ROWS_AT_ONCE, first + count - start))
 
 
-def _device_rows(stored: StoredRows, layout: TierLayout, device: torch.device) -> Tensor:
+def _device_rows(stored: WeightRows, layout: TierLayout, device: torch.device) -> Tensor:
     row_format = stored.row_format
     shape = layout.rows[DEVICE], row_format.units
     try:
@@ -249,7 +249,7 @@ def _remote_ids(layout: TierLayout, vocabularies: Sequence[Vocabulary]) -> I64:
 
 
 def _open_remote(
-    stored: StoredRows,
+    stored: WeightRows,
     layout: TierLayout,
     store: RemoteStore,
     vocabularies: Sequence[Vocabulary],

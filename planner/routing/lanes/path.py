@@ -27,7 +27,7 @@ class PathSpec:
 
     @property
     def base_value(self) -> float:
-        """What an answered row is worth to routing (planner/quality.py), before the operator's weight."""
+        """Value of an answered row to routing (planner/quality.py), before the operator's weight."""
         return self.quality if self.explicit_value is None else self.explicit_value
 
 
