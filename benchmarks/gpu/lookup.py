@@ -197,6 +197,10 @@ def kernel(world: GpuModel, size: Size, rates: Mapping[str, float]) -> Iterator[
 def timed(
     world: GpuModel, tried: Mapping[str, Predict], size: Size, batches: tuple[int, ...]
 ) -> Iterator[dict[str, Any]]:
+    """Times all ways to look up or predict, in turns, at each batch size and hit rate.
+
+    tried: by name. Raises SystemExit if two of them disagree.
+    """
     for rows in batches:
         for hit in HITS:
             drawn = [world.batch(rows, hit) for _ in range(ROTATED)]

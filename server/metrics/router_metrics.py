@@ -90,6 +90,7 @@ class RouterMetrics:
         self._default_budget_s = 0.0
 
     def set_dispatcher(self, dispatcher: Dispatcher, default_budget_s: float) -> None:
+        """Sets the dispatcher whose state is read at every scrape, and the figures that its plan fixes."""
         per_plan: tuple[Family[Gauge], ...] = (
             *(self._quality, self._accuracy, self._value, self._predicted, self._price),
             *(self._lane, self._up, self._breaker, self._correction, self._used),
