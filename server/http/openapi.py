@@ -156,7 +156,8 @@ class Endpoint(APIRoute):
     include_in_schema: whether the document lists the endpoint.
     """
 
-    def __init__(
+    # like a route of FastAPI: a declaration by keywords
+    def __init__(  # noqa: PLR0913
         self,
         path: str,
         answer: Handler | ASGIApp,
