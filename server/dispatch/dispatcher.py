@@ -154,7 +154,7 @@ class Dispatcher:
         """Looks up the rows of newly arrived queries, and holds those with rows that are not in memory."""
         arrived = [query for query in self._arrived if not query.settled]
         self._arrived.clear()
-        for seen in cold_rows.look(self._last_path, arrived):
+        for seen in cold_rows.look_up(self._last_path, arrived):
             for query in seen.queries:
                 query.payload.seen = seen
             held = []
