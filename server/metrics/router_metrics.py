@@ -16,6 +16,14 @@ class RouterMetrics:
     """Gauges of the router's state."""
 
     def __init__(self, registry: Registry) -> None:
+        self._add_traffic(registry)
+        self._add_paths(registry)
+        self._add_lanes(registry)
+        self._cold = ColdRowMetrics(registry)
+        self._dispatcher: Dispatcher | None = None
+        self._default_budget_s = 0.0
+
+    def _add_traffic(self, registry: Registry) -> None:
         gauge = registry.gauge
         self._queue_rows = gauge("polyrec_queue_rows", "Rows waiting for a lane.")
         self._queue_queries = gauge("polyrec_queue_queries", "Queries waiting for a lane.")
@@ -34,6 +42,9 @@ class RouterMetrics:
             "polyrec_default_budget_seconds", "Latency budget of requests without their own."
         )
         self._policy = registry.info("polyrec_policy_info", "The routing policy in force.", "policy")
+
+    def _add_paths(self, registry: Registry) -> None:
+        gauge = registry.gauge
         self._quality = gauge(
             "polyrec_path_quality",
             "Quality of a path on test rows, in the plan's metric (by default information gain, 1 - NE).",
@@ -60,6 +71,9 @@ class RouterMetrics:
             "Price of a second of a device's time, in information; 0 under a policy without prices.",
             "device",
         )
+
+    def _add_lanes(self, registry: Registry) -> None:
+        gauge = registry.gauge
         self._lane = registry.info(
             "polyrec_lane_info", "A lane, its device and its kind.", *("lane", "device", "kind")
         )
@@ -85,9 +99,6 @@ class RouterMetrics:
             "Share of the lanes' time that is guaranteed to the model; 1 for a single model.",
         )
         self._held = gauge("polyrec_held_queries", "Queries whose missing rows are being read.")
-        self._cold = ColdRowMetrics(registry)
-        self._dispatcher: Dispatcher | None = None
-        self._default_budget_s = 0.0
 
     def set_dispatcher(self, dispatcher: Dispatcher, default_budget_s: float) -> None:
         """Sets the dispatcher whose state is read at every scrape, and the figures that its plan fixes."""
