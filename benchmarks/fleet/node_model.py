@@ -73,7 +73,7 @@ class NodeKind:
             self.paths.append(
                 KindPath(
                     self.devices.index(spec.device),
-                    spec.worth,
+                    spec.base_value,
                     spec.quality,
                     table.median,
                     table.tail,

@@ -24,25 +24,50 @@ def write(found: dict[str, Any], out: Path) -> None:
 
 def page(found: dict[str, Any]) -> str:
     """Returns the page. found: of `plan_day`."""
-    return "\n".join(_lines(found)) + "\n"
+    ways, models = found["ways"], list(found["rates"])
+    lines = [
+        "# Results: a fleet for a day of a million requests a second",
+        "",
+        _finding(ways),
+        "",
+        *_conditions(found),
+        "",
+        *_ways(found, models),
+        "",
+        _read(ways),
+        "",
+        f"![Requests, nodes, cost and accuracy by hour]({PICTURE})",
+        "",
+        "## By hour",
+        "",
+        *_by_hour(found),
+        "",
+        *_paths_by_node_type(ways["plan"]["groups"]),
+        "",
+        *_shadow_prices(ways["plan"]["worth"]),
+        "",
+        "## What if",
+        "",
+        "Paths are chosen again for the same nodes, first for rows in time (the same share of every model), "
+        "then for accuracy. Figures: share of rows in time over the day (in the worst hour), mean accuracy.",
+        "",
+        *table(["", *(f"{way}: {m}" for way in SHOWN for m in models)], list(_what_ifs(ways, models))),
+        "",
+        "Not modeled: the time to start nodes, the transition itself, and uneven load between nodes.",
+    ]
+    return "\n".join(lines) + "\n"
 
 
-def _lines(found: dict[str, Any]) -> list[str]:
-    ways = found["ways"]
-    plan, models = ways["plan"], list(found["rates"])
+def _conditions(found: dict[str, Any]) -> list[str]:
+    """Returns the lines on load, node types, command and machine, and on what was not measured."""
     peak = sum(max(rates) for rates in found["rates"].values())
     least = sum(min(rates) for rates in found["rates"].values())
-    asked = ", ".join(f"{name} {value:.4f}" for name, value in found["quality"].items())
     types = ", ".join(
         f"{n['name']} ${n['price_per_hour']:.2f}"
         + (f" (at most {n['most']}, {n['spot_loss']:.0%} may be lost)" if n["most"] else "")
         for n in found["nodes"]
     )
     return [
-        "# Results: a fleet for a day of a million requests a second",
-        "",
-        _finding(ways),
-        "",
         f"Two models (MP-Rec's DLRMs for Criteo Kaggle and Terabyte) get {peak:,.0f} requests/s of 128 rows "
         f"(lognormal) at the peak and {least:,.0f} at the trough, a cosine between, with {found['slo_ms']:g} "
         f"ms at p99. Node types, dollars an hour: {types}. "
@@ -53,7 +78,14 @@ def _lines(found: dict[str, Any]) -> list[str]:
         "**Nothing here was served.** Latencies are rooflines of *described* machines, accuracies are the "
         "paper's from memory, prices are assumed, and headroom under the SLO is the planner's. How it is "
         "solved: [fleet](../fleet.md).",
-        "",
+    ]
+
+
+def _ways(found: dict[str, Any], models: Sequence[str]) -> list[str]:
+    """Returns the section on ways to provision and their costs."""
+    ways = found["ways"]
+    asked = ", ".join(f"{name} {value:.4f}" for name, value in found["quality"].items())
+    return [
         "## Ways to provision",
         "",
         f"- `plan`: nodes by the hour, all representations, a required mean accuracy in each hour ({asked}).",
@@ -67,17 +99,13 @@ def _lines(found: dict[str, Any]) -> list[str]:
             ["", "$ a day", "over plan", "$ per million predictions", "nodes in use, most and least"]
             + [f"{m}: accuracy" for m in models]
             + ["in time", "gap", "solved in s"],
-            [_way(name, one, plan) for name, one in ways.items()],
+            [_way(name, one, ways["plan"]) for name, one in ways.items()],
         ),
-        "",
-        _read(ways),
-        "",
-        f"![Requests, nodes, cost and accuracy by hour]({PICTURE})",
-        "",
-        "## By hour",
-        "",
-        *_by_hour(found),
-        "",
+    ]
+
+
+def _paths_by_node_type(groups: Iterable[dict[str, Any]]) -> list[str]:
+    return [
         "## Which paths where",
         "",
         *table(
@@ -88,10 +116,14 @@ def _lines(found: dict[str, Any]) -> list[str]:
                     f"{min(group['nodes']):,} to {max(group['nodes']):,}",
                     ", ".join(f"{name} {percent(share)}" for name, share in group["paths"].items()) or "none",
                 ]
-                for group in plan["groups"]
+                for group in groups
             ],
         ),
-        "",
+    ]
+
+
+def _shadow_prices(worth: Iterable[dict[str, Any]]) -> list[str]:
+    return [
         "## Shadow prices",
         "",
         "What one more node would save in an hour. A type worth less than it costs is not rented; one worth "
@@ -99,20 +131,8 @@ def _lines(found: dict[str, Any]) -> list[str]:
         "",
         *table(
             ["node type", "costs $/h", "is worth $/h, mean of the day", "at most"],
-            [
-                [w["type"], f"{w['price']:.2f}", f"{w['worth']:.3f}", f"{w['at_most']:.3f}"]
-                for w in plan["worth"]
-            ],
+            [[w["type"], f"{w['price']:.2f}", f"{w['worth']:.3f}", f"{w['at_most']:.3f}"] for w in worth],
         ),
-        "",
-        "## What if",
-        "",
-        "Paths are chosen again for the same nodes, first for rows in time (the same share of every model), "
-        "then for accuracy. Figures: share of rows in time over the day (in the worst hour), mean accuracy.",
-        "",
-        *table(["", *(f"{way}: {m}" for way in SHOWN for m in models)], list(_what_ifs(ways, models))),
-        "",
-        "Not modeled: the time to start nodes, the transition itself, and uneven load between nodes.",
     ]
 
 

@@ -20,8 +20,9 @@ from __future__ import annotations
 import platform
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,9 +58,20 @@ FULL = Size(100_000, (1, 4, 16, 64, 256, 1024, 4096), (64, 1024, 4096), 60, 1 <<
 SMALL = Size(400, (1, 5, 64), (16,), 3, 1 << 20)
 
 
+def _sum_bags(
+    bag: torch.nn.EmbeddingBag, batches: Sequence[tuple[Tensor, Tensor, Tensor]], offsets: Tensor
+) -> None:
+    for _, fused, _ in batches:
+        bag(fused, offsets)
+
+
 def wait(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def _event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
 def device_us(work: Callable[[], object], device: torch.device, repeats: int, together: int) -> float:
@@ -81,7 +93,7 @@ def device_us(work: Callable[[], object], device: torch.device, repeats: int, to
         work()
     times = []
     for i in range(repeats + 3):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start, end = _event(), _event()
         start.record()
         graph.replay()
         end.record()
@@ -173,7 +185,7 @@ def kernel(world: GpuModel, size: Size, rates: Mapping[str, float]) -> Iterator[
             if bag is not None and hit == 1.0:
                 offsets = torch.arange(count, device=world.device)
                 one["embedding_bag_us"] = device_us(
-                    lambda all_of=given, b=bag, o=offsets: [b(fused, o) for _, fused, _ in all_of],
+                    partial(_sum_bags, bag, given, offsets),
                     world.device,
                     size.repeats,
                     ROTATED,
@@ -185,6 +197,10 @@ def kernel(world: GpuModel, size: Size, rates: Mapping[str, float]) -> Iterator[
 def timed(
     world: GpuModel, tried: Mapping[str, Predict], size: Size, batches: tuple[int, ...]
 ) -> Iterator[dict[str, Any]]:
+    """Times all ways to look up or predict, in turns, at each batch size and hit rate.
+
+    tried: by name. Raises SystemExit if two of them disagree.
+    """
     for rows in batches:
         for hit in HITS:
             drawn = [world.batch(rows, hit) for _ in range(ROTATED)]

@@ -47,9 +47,7 @@ class GpuModel:
         self.weight = quantize(torch.randn(sum(self.tables.values()), WIDTH, generator=generator), precision)
         cuts = {t: {"device": self.near, "host": rows - self.near} for t in self.tables}
         self.stack = open_stack(
-            self.row_format,
-            self.tables,
-            rows_of_weight(self.weight, self.row_format),
+            rows_of_weight(self.weight, self.row_format, self.tables),
             TierSettings.model_validate({"cuts": cuts}),
             device=device,
         )

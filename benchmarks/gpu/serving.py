@@ -59,6 +59,7 @@ class Served:
 
 
 def servers_on(device: str) -> tuple[Served, ...]:
+    """Returns the servers to compare on a device."""
     return (
         Served(f"polyrec, {device}", "polyrec", device),
         Served(f"polyrec, {device}, bf16", "polyrec", device, precision="bf16"),

@@ -195,8 +195,8 @@ def _tensors(schema: Schema, size: int, rows: int) -> Iterator[Shape]:
         yield infer(f"{most} bytes of inputs", filled(b'{"inputs":[', small + b",", small + b"]}", most))
         outputs = filled(b'{"inputs":[],"outputs":[', b'{"name":""},', b'{"name":""}]}', most)
         yield infer(f"{most} bytes of outputs", outputs)
-    shape = filled(b'{"inputs":[{"name":"dense","datatype":"FP32","shape":[', b"1,", b"1]}]}", size)
-    yield infer("a shape of many dimensions", shape)
+    dimensions = filled(b'{"inputs":[{"name":"dense","datatype":"FP32","shape":[', b"1,", b"1]}]}", size)
+    yield infer("a shape of many dimensions", dimensions)
     yield infer("shapes, over and over", filled(b'{"inputs":[{', b'"shape":[1],', b'"name":"a"}]}', size))
     yield infer(
         "a long name", filled(b'{"inputs":[{"shape":[1],"datatype":"INT64","name":"', b"a", b'"}]}', size)

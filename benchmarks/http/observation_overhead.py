@@ -21,6 +21,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from multiprocessing.connection import Connection
 from typing import Any
@@ -154,7 +155,7 @@ def traces(engine: Engine, app: Application) -> dict[str, Any]:
         tracers[f"trace_at_{ratio:g}"] = open_tracer(os.environ | endpoint)
     settle()
     ways: dict[str, Switch] = {
-        way: lambda tracer=tracer: setattr(engine, "tracer", tracer) for way, tracer in tracers.items()
+        way: partial(setattr, engine, "tracer", tracer) for way, tracer in tracers.items()
     }
     result = compared(run(measure(app, ways, ROUNDS["traces"])))
     engine.tracer = None

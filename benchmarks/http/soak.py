@@ -21,9 +21,10 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,7 @@ from polyrec.loadtest.drivers.connection import Answer, Pool, Target
 from polyrec.loadtest.machine import machine
 from polyrec.planner.arrivals import arrival_times
 from polyrec.planner.traffic import Arrivals
+from tests.models.tiers.redis_server import RedisServer
 from tests.server.http.streams.corpus import trained
 
 WARM_UP_S = 5.0
@@ -151,7 +153,7 @@ def capacity(servers: Sequence[SoakServer], seconds: float) -> list[float]:
         patient = [a.raw.replace(b"\r\n", b"\r\nX-Latency-Budget-Ms: 60000\r\n", 1) for a in server.requests]
         answered[i] = closed_loop(server.url, patient, 8, seconds) / seconds
 
-    _together([lambda i=i, s=s: measure(i, s) for i, s in enumerate(servers)])
+    _together([partial(measure, i, server) for i, server in enumerate(servers)])
     return answered
 
 
@@ -246,6 +248,64 @@ def verdict(
     return found
 
 
+@contextmanager
+def opened_servers(folder: Path, budget_ms: float) -> Iterator[tuple[list[SoakServer], RedisServer | None]]:
+    """Starts the servers: one with process lanes and, if there is a Redis, one with rows in it.
+
+    Yields the servers, and Redis or None.
+    """
+    clicks, table = trained(folder)
+    _, hybrid = trained(folder, "hybrid")
+    with ExitStack() as stack:
+        servers = [lanes_server(clicks, {"hybrid@cpu": hybrid, "table@cpu": table}, folder, budget_ms)]
+        stack.enter_context(servers[0].child)
+        store = opened_store(folder)
+        if store is None:
+            print("no redis-server here: only the server with lanes is soaked", file=sys.stderr)
+        else:
+            stack.callback(store.kill)
+            servers.append(tiers_server(clicks, table, folder, budget_ms, store))
+            stack.enter_context(servers[-1].child)
+        yield servers, store
+
+
+def disturb(
+    disturbance: Disturbance, servers: Sequence[SoakServer], store: RedisServer | None, pace: Pace
+) -> None:
+    """Starts reloads, killed lanes of the first server, aborted clients and restarts of Redis."""
+
+    def reload(_number: int) -> None:
+        for server in servers:
+            server.reload()
+
+    def abort(number: int) -> None:
+        for server in servers:
+            server.abort(number)
+
+    disturbance.every(pace.reload_s, "reloads", reload)
+    disturbance.every(pace.kill_s, "killed lanes", servers[0].kill_lane)
+    disturbance.every(ABORT_EVERY_S, "aborted clients", abort)
+    if store is not None:
+        disturbance.every(pace.store_s, "restarts of Redis", lambda n: restart(store))
+
+
+async def load_all(
+    servers: Sequence[SoakServer],
+    rates: Sequence[float],
+    seconds: float,
+    budget_s: float,
+    seed: int,
+    counts: Sequence[AnswerCounts],
+) -> None:
+    """Loads all servers at the same time. rates, counts: by server."""
+    await asyncio.gather(
+        *(
+            load(server, rate, seconds, budget_s, seed + i, one)
+            for i, (server, rate, one) in enumerate(zip(servers, rates, counts, strict=True))
+        )
+    )
+
+
 def main() -> int:
     parser = command_parser(__doc__)
     length = parser.add_mutually_exclusive_group()
@@ -258,20 +318,10 @@ def main() -> int:
     args = parser.parse_args()
     seconds = args.seconds or 60 * args.minutes
     pace = SHORT if args.seconds else LONG
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="polyrec-soak-")))
-        clicks, table = trained(folder)
-        _, hybrid = trained(folder, "hybrid")
-        bundles = {"hybrid@cpu": hybrid, "table@cpu": table}
-        servers = [lanes_server(clicks, bundles, folder, args.budget_ms)]
-        stack.enter_context(servers[0].child)
-        store = opened_store(folder)
-        if store is None:
-            print("no redis-server here: only the server with lanes is soaked", file=sys.stderr)
-        else:
-            stack.callback(store.kill)
-            servers.append(tiers_server(clicks, table, folder, args.budget_ms, store))
-            stack.enter_context(servers[-1].child)
+    with (
+        tempfile.TemporaryDirectory(prefix="polyrec-soak-") as temporary,
+        opened_servers(folder := Path(temporary), args.budget_ms) as (servers, store),
+    ):
         rates = [args.share * c for c in capacity(servers, WARM_UP_S)]
         for server in servers:
             server.reload()
@@ -287,23 +337,10 @@ def main() -> int:
             print(json.dumps({"at_s": (number + 1) * pace.look_s} | asdict(now) | line), file=sys.stderr)
 
         disturbance.every(pace.look_s, "looks", look)
-        disturbance.every(pace.reload_s, "reloads", lambda n: [s.reload() for s in servers])
-        disturbance.every(pace.kill_s, "killed lanes", servers[0].kill_lane)
-        disturbance.every(ABORT_EVERY_S, "aborted clients", lambda n: [s.abort(n) for s in servers])
-        if store is not None:
-            disturbance.every(pace.store_s, "restarts of Redis", lambda n: restart(store))
-
-        async def run() -> None:
-            await asyncio.gather(
-                *(
-                    load(server, rate, seconds, args.budget_ms / 1e3, args.seed + i, one)
-                    for i, (server, rate, one) in enumerate(zip(servers, rates, counts, strict=True))
-                )
-            )
-
+        disturb(disturbance, servers, store, pace)
         try:
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                runner.run(run())
+                runner.run(load_all(servers, rates, seconds, args.budget_ms / 1e3, args.seed, counts))
         finally:
             disturbance.end()
         end = settled(servers, start.descriptors + MAX_LEAKED)

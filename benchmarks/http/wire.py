@@ -102,6 +102,10 @@ def formats(bundle: Bundle, queries: Queries) -> dict[str, tuple[Form, Form]]:
 def measure(
     name: str, forms: tuple[Form, Form], queries: Sequence[Query], bundle: Bundle, rounds: int
 ) -> WireResult:
+    """Measures bytes and times of queries as rankings and as plain rows.
+
+    forms: ranked, exploded. Raises SystemExit if the two decode to different rows.
+    """
     requests = [[form.build(query) for query in queries] for form in forms]
     for ranked, exploded in zip(*requests, strict=True):
         batches = [
@@ -169,6 +173,7 @@ def check_equal(ranked: Batch, exploded: Batch) -> None:
 
 
 def table(results: Sequence[WireResult]) -> str:
+    """Returns a Markdown table with one row per result."""
     heads = ["format", "candidates", "bytes, ranked", "exploded", "factor", "gzip, ranked", "exploded"]
     heads += ["inflate us, ranked", "exploded", "parse us, ranked", "exploded"]
     heads += ["encode us, ranked", "exploded", "both, factor"]

@@ -185,6 +185,7 @@ class Counters:
 
     @staticmethod
     def read(servers: Servers, way: str) -> Counters:
+        """Reads the counters of all servers of an arrangement, summed by model."""
         found = servers.arrangement(way)
         pages = {server.url: read_metrics(server.url) for server in found}
         at = [(pages[s.url], t.name) for s, t in zip(found, servers.tenants, strict=True)]

@@ -42,6 +42,8 @@ from polyrec.loadtest.traffic.source import open_source
 from polyrec.models.bundle.bundle import Bundle, load_bundle, write_bundle
 from polyrec.models.data.split import TEST
 from polyrec.models.dlrm.dlrm import DLRM, DenseNet, dense_slots
+from polyrec.models.embeddings.store import FloatRows
+from polyrec.models.embeddings.table import TableStage
 from polyrec.models.evaluation.metrics import auc
 from polyrec.models.evaluation.predictions import predict_all
 from polyrec.planner.arrivals import arrival_times
@@ -65,12 +67,15 @@ def shuffled(bundle: Bundle, table: str, share: float, folder: Path) -> Bundle:
     """Writes a bundle in which a share of the table's rows is shuffled."""
     model = deepcopy(bundle.model())
     random = np.random.default_rng(0)
-    rows = model.stage.rows.slice_of(table)
+    stage = model.stage
+    assert isinstance(stage, TableStage)
+    assert isinstance(stage.store, FloatRows)
+    rows = stage.rows.slice_of(table)
     chosen = random.permutation(rows.stop - rows.start)[: round(share * (rows.stop - rows.start))]
     source = np.arange(rows.stop - rows.start)
     source[chosen] = random.permutation(chosen)
     with torch.no_grad():
-        weight = model.stage.store.weight
+        weight = stage.store.weight
         weight[rows] = weight[rows][torch.from_numpy(source)].clone()
     return write_bundle(folder, model, bundle.manifest.representation, bundle.encoder, {}, {})
 

@@ -109,6 +109,7 @@ class PeerTally:
     trials: list[Trial] = field(default_factory=list)
 
     def figures(self) -> dict[str, Any]:
+        """Returns medians over the turns, and the figures of each turn."""
         return {
             "closed_requests_per_s": median(self.closed),
             "alone_ms": 1e3 * median(self.alone_s),

@@ -46,7 +46,7 @@ class Known:
 
     @property
     def rows(self) -> int:
-        return self.expected.shape[1]
+        return int(self.expected.shape[1])
 
     def right(self, index: int, body: bytes) -> bool:
         """Returns whether the answer to request `index`, counted over all repetitions, is correct."""

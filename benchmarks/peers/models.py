@@ -66,6 +66,7 @@ class PeerModel:
 
     @property
     def schema(self) -> Schema:
+        """A schema of Criteo's features, the first half of the tables in the context."""
         half = len(self.sizes) // 2
         return Schema(
             name=self.name,

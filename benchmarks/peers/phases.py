@@ -136,7 +136,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     runtime, device = best_runtime()
     runtime = args.runtime or runtime
     ids, schema = value_of_rank(bundle), bundle.manifest.schema_
-    bodies = {}
+    bodies: dict[str, list[bytes]] = {}
     for rows in args.rows:
         drawn = draw(schema, ids, DIFFERENT_REQUESTS.get(rows, 64), rows)
         bodies |= {f"{rows} {form}": bodies_of(drawn, schema, form) for form in args.form}

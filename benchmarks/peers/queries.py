@@ -63,7 +63,7 @@ def json_body(rows: PeerRows, request: int) -> bytes:
 
 def binary_body(rows: PeerRows, request: int) -> bytes:
     """Returns a request of plain rows without JSON: `dense`, then `sparse` (JSON length 0)."""
-    return rows.dense[request].tobytes() + rows.sparse[request].tobytes()
+    return b"".join((rows.dense[request].tobytes(), rows.sparse[request].tobytes()))
 
 
 def ranking_body(rows: PeerRows, request: int) -> bytes:

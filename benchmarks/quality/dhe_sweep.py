@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.command import DATA_ROOT, command_parser, save, saved
+from benchmarks.command import DATA_ROOT, ROOT, command_parser, save, saved
 from benchmarks.quality.recipes import SETS, some_rows
-from benchmarks.quality.representations import ROOT, machine
+from benchmarks.quality.representations import machine
 from benchmarks.quality.tables import write_figures
 from polyrec.models.allocator import retain_freed_memory
 from polyrec.models.data.reader import open_data
@@ -165,7 +165,9 @@ def cost(model: DLRM, dense: int) -> dict[str, float]:
     flops = net_flops(model.net.shape, dense, sum(stage.slots), sum(stage.flops))
     stored = sum(p.numel() for p in stage.sparse_parameters())
     decoders = sum(
-        p.numel() for name, p in stage.named_parameters() if "decoders." in name and "norms" not in name
+        p.numel()
+        for name, p in model.named_parameters()
+        if name.startswith("stage.") and "decoders." in name and "norms" not in name
     )
     return {"mflop": flops.total / 1e6, "rows_bytes": 4 * stored, "decoders_bytes": 4 * decoders}
 

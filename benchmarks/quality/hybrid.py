@@ -27,11 +27,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.command import DATA_ROOT, command_parser, save, saved
+from benchmarks.command import DATA_ROOT, ROOT, command_parser, save, saved
 from benchmarks.quality.dhe_sweep import cost
 from benchmarks.quality.recipes import SETS, first_rows, some_rows
 from benchmarks.quality.repeats import Difference, RepeatedRuns, summarize_runs
-from benchmarks.quality.representations import ROOT, machine
+from benchmarks.quality.representations import machine
 from benchmarks.quality.tables import write_figures
 from polyrec.models.allocator import retain_freed_memory
 from polyrec.models.data.reader import open_data
@@ -42,7 +42,8 @@ from polyrec.models.evaluation.comparison import Metric, samples
 from polyrec.models.evaluation.metrics import evaluate
 from polyrec.models.schema.batch import F32, I64
 from polyrec.models.schema.encoder import Encoder
-from polyrec.models.training.pipeline import Learner, Training
+from polyrec.models.training.pipeline import Learner
+from polyrec.models.training.recipe import Training
 from polyrec.models.training.source import Rows
 from polyrec.models.training.trainer import predict
 from polyrec.report.text import markdown_table

@@ -24,11 +24,11 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 
-from benchmarks.command import DATA_ROOT, command_parser, save
+from benchmarks.command import DATA_ROOT, ROOT, command_parser, save
 from benchmarks.quality.dhe_sweep import PUBLISHED
 from benchmarks.quality.kept import kept
 from benchmarks.quality.recipes import SETS, first_rows, some_rows
-from benchmarks.quality.representations import ROOT, machine
+from benchmarks.quality.representations import machine
 from benchmarks.quality.tables import write_figures
 from polyrec.models.allocator import retain_freed_memory
 from polyrec.models.amounts import size

@@ -25,8 +25,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from benchmarks.command import DATA_ROOT, PUBLIC, command_parser, save, saved, timestamp
-from benchmarks.quality.representations import ROOT, machine
+from benchmarks.command import DATA_ROOT, PUBLIC, ROOT, command_parser, save, saved, timestamp
+from benchmarks.quality.representations import machine
 from polyrec.cli.progress import ProgressBars
 from polyrec.loadtest.arguments import duration
 from polyrec.models.allocator import retain_freed_memory

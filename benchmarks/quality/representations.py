@@ -76,8 +76,11 @@ def bundle_of(plan: Plan, name: str, seed: int, bars: ProgressBars) -> Bundle:
     path = plan.folder / f"{name}-{seed}"
     training = plan.training(name, seed)
     if isinstance(variant, Trained):
-        schema, phases = load_schema(plan.data), {"phase": bars.phase, "progress": bars.training}
-        return trained(path, Learner(plan.reader, schema, training, variant.kind, **phases))
+        schema = load_schema(plan.data)
+        learner = Learner(
+            plan.reader, schema, training, variant.kind, phase=bars.phase, progress=bars.training
+        )
+        return trained(path, learner)
     source = bundle_of(plan, variant.source, seed, bars)
     record: dict[str, Any] = {"derived_from": source.manifest.version, "by": variant.how}
     record["recipe"] = training.recipe.model_dump(mode="json")
@@ -101,7 +104,7 @@ def predictions_of(plan: Plan, runs: Mapping[tuple[str, int], Bundle], bars: Pro
     found: dict[str, Any] = {}
     for (runtime, precision), bundles in ways.items():
         part = predict_all(
-            bundles, plan.reader.path, (TEST,), runtime=runtime, precision=precision, phase=bars.phase
+            bundles, str(plan.reader.path), (TEST,), runtime=runtime, precision=precision, phase=bars.phase
         )
         found |= part.probabilities
     ordered = {f"{name}-{seed}": found[f"{name}-{seed}"] for name, seed in runs}

@@ -213,7 +213,8 @@ def cost(data: Path) -> dict[str, dict[str, list[float]]]:
         encoder.prepare()
         queries = Queries(table, schema, encoder)
         chosen = [
-            queries[i] for i in np.flatnonzero((queries.sizes >= SIZES[0]) & (queries.sizes <= SIZES[1]))
+            queries[i]
+            for i in np.flatnonzero((queries.sizes >= SIZES[0]) & (queries.sizes <= SIZES[1])).tolist()
         ]
         for form, decode in decoders(schema, encoder).items():
             bodies = [body_of(queries, form, query) for query in chosen[:REQUESTS]]

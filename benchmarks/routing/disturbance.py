@@ -210,7 +210,7 @@ def measured(plan: Plan, source: Source, budget_s: float, args: argparse.Namespa
         rows = []
         for name in DISTURBANCES:
             own = [each for each in rest if each["disturbance"] == name]
-            why = sum((Counter(each["reasons"]) for each in own), Counter())
+            why: Counter[str] = sum((Counter(each["reasons"]) for each in own), Counter())
             requests = sum(each["requests"] for each in own)
             lost = requests - sum(each["fates"].get("ok", 0) for each in own)
             best, p50_ms = (mean(each[key] for each in own) for key in ("best", "p50_ms"))

@@ -234,8 +234,12 @@ def paths_table(paths: Sequence[Mapping[str, Any]], queries: str = "queries") ->
 
 
 def _gains(found: Sequence[dict[str, Any]], key: str, hindsight: str, widest: str) -> Table:
-    head = (key, "queries/s", "best static", "over it", f"over {short_name(hindsight)}, best over all")
-    head += (
+    head = (
+        key,
+        "queries/s",
+        "best static",
+        "over it",
+        f"over {short_name(hindsight)}, best over all",
         "over the static chosen for twice the mean",
         f"over always {short_name(widest)}",
         "`mprec` over the best static",

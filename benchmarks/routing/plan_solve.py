@@ -83,8 +83,13 @@ def machine(stored_bytes: float) -> Machine:
     devices.append(
         Device(name="npu:0", kind="accelerator", lanes=2, memory_bytes=int(0.05 * stored_bytes), link=8e9)
     )
-    disk = {"disk_bytes": 10**13, "disk_bandwidth": 5e9, "disk_latency_s": 8e-5}
-    return Machine(name="large", devices=tuple(devices), **disk)
+    return Machine(
+        name="large",
+        devices=tuple(devices),
+        disk_bytes=10**13,
+        disk_bandwidth=5e9,
+        disk_latency_s=8e-5,
+    )
 
 
 def instance(seed: int, tables: int = 500, held: float = 1.0) -> tuple[Profile, tuple[Tables | None, ...]]:

@@ -119,6 +119,38 @@ def table(found: Sequence[dict[str, Any]]) -> str:
     return "\n".join(markdown_table(head, rows))
 
 
+def measured(
+    plan: Plan, comparison: PolicyComparison, policies: Sequence[str], monitor: CoreSpeedMonitor
+) -> dict[str, Any]:
+    """Calibrates, finds each policy's capacity in the simulator, and loads the live server at shares of it.
+
+    monitor: measures the speed of the server's core. Returns the capacities by policy, the speed at which
+    they were found, the costs of serving, and the rows of the comparison.
+    """
+    begun_s = perf_counter()
+    comparison.calibrate(plan)
+    whole = comparison.completed(plan)
+    calibrated_s = perf_counter()
+    unit_s = monitor.unit_s(begun_s, calibrated_s)
+    factor = monitor.unit_s(begun_s, calibrated_s, QUICK) / unit_s
+    slowdown = MeasuredSlowdown(np.zeros(1), np.array([factor]))
+    most = {policy: capacity(comparison, whole, policy, slowdown) for policy in policies}
+    rates = {policy: [round(most[policy] * load, 1) for load in LOADS] for policy in policies}
+    comparison.run_ladder(rates)
+    slowdowns = {
+        (policy, *run): monitor.slowdown(*span, unit_s)
+        for policy, trial in comparison.trials.items()
+        for run, span in trial.spans.items()
+    }
+    return {
+        "capacity": most,
+        "capacity_pace": factor,
+        "costs": comparison.costs and comparison.costs.model_dump(mode="json"),
+        "left_out": comparison.discarded_runs,
+        "rows": rows_of(comparison, whole, rates, slowdowns),
+    }
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     parser = command_parser(__doc__)
     parser.add_argument("--plan", default="runs/plan-all.json")
@@ -152,22 +184,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         made = machine()
         tell = partial(print, file=sys.stderr)
         comparison = PolicyComparison(server, source, conditions, tell)
-        begun_s = perf_counter()
-        comparison.calibrate(plan)
-        whole = comparison.completed(plan)
-        calibrated_s = perf_counter()
-        unit_s = monitor.unit_s(begun_s, calibrated_s)
-        factor = monitor.unit_s(begun_s, calibrated_s, QUICK) / unit_s
-        slowdown = MeasuredSlowdown(np.zeros(1), np.array([factor]))
-        most = {policy: capacity(comparison, whole, policy, slowdown) for policy in policies}
-        rates = {policy: [round(most[policy] * load, 1) for load in LOADS] for policy in policies}
-        comparison.run_ladder(rates)
-        slowdowns = {
-            (policy, *run): monitor.slowdown(*span, unit_s)
-            for policy, trial in comparison.trials.items()
-            for run, span in trial.spans.items()
-        }
-        found = rows_of(comparison, whole, rates, slowdowns)
+        result = measured(plan, comparison, policies, monitor)
+    found = result["rows"]
     print(table(found))
     within = {
         what: sum(abs(row["apart"].get(what, 1)) <= AIM for row in found)
@@ -175,16 +193,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     }
     print(f"\nwithin {AIM:.0%}, of {len(found)}: " + ", ".join(f"{what} {n}" for what, n in within.items()))
     if args.json:
-        whole_result = {
-            "made": made,
-            "capacity": most,
-            "capacity_pace": factor,
-            "costs": comparison.costs and comparison.costs.model_dump(mode="json"),
-            "within": within,
-            "left_out": comparison.discarded_runs,
-            "rows": found,
-        }
-        save(args.json, whole_result)
+        save(args.json, {"made": made, "within": within, **result})
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from polyrec.models.schema.batch import I64
 
 
 def lru(warm: I64, held_out: I64, size: int) -> float:
+    """Returns the hit rate of LRU on `held_out`, after the lookups `warm`. size: rows in the cache."""
     cache: OrderedDict[int, None] = OrderedDict()
     hits = 0
     for phase, lookups in enumerate((warm, held_out)):

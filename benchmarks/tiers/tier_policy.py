@@ -45,7 +45,7 @@ class TierPolicy:
         missing, repeats = np.unique(rows[below[~found]], return_counts=True)
         order = np.argsort(-repeats, kind="stable")
         self.cache.claim(missing[order], repeats[order] - 1)
-        self._split.note(rows.size, rows.size - below.size, colder, self.cache.returned - before)
+        self._split.count_batch(rows.size, rows.size - below.size, colder, self.cache.returned - before)
         if not self._kept and (count := self._split.due(self.prefix, self.cache.remembered)):
             released = np.arange(self.prefix - 1, self.prefix - count - 1, -1)
             self.cache.join(self._order[released], released)

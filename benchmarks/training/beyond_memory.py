@@ -79,6 +79,7 @@ class Generated:
 
     @classmethod
     def create(cls, file: Path, rows: int, table_rows: int) -> Generated:
+        """Draws ranks by Zipf's law into `file`, unless it exists; labels and numbers are random."""
         if not file.exists():
             random = np.random.default_rng(1)
             share = np.cumsum(np.arange(1, table_rows + 1) ** -ZIPF)
@@ -129,6 +130,7 @@ def limited(own: Path | None, memory: int) -> int:
 
 
 def mapped(file: Path, count: int, advised: bool) -> torch.Tensor:
+    """Maps a file of `count` float32 numbers. advised: whether the kernel is told that access is random."""
     found = torch.from_file(str(file), shared=True, size=count, dtype=torch.float32)
     if advised:
         libc = ctypes.CDLL(None, use_errno=True)

@@ -100,6 +100,7 @@ def shape(interface: str, rate: str | None) -> None:
 
 
 def prepared(name: str, data: Path, args: argparse.Namespace) -> tuple[Learner, Encoder, EncodedRows]:
+    """Returns learner, encoder and encoded training rows of a data set."""
     if name == "trivago":
         schema = load_schema("trivago")
         changes = {"batch_rows": args.batch_rows, "precision": args.precision}

@@ -22,8 +22,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from benchmarks.command import DATA_ROOT, PUBLIC, command_parser
-from benchmarks.quality.representations import ROOT, machine
+from benchmarks.command import DATA_ROOT, PUBLIC, ROOT, command_parser
+from benchmarks.quality.representations import machine
 from polyrec.loadtest.arguments import positive_int
 from polyrec.models.data.reader import open_data
 from polyrec.models.errors import DataError

@@ -13,13 +13,12 @@ import numpy as np
 import pyarrow as pa
 
 from polyrec.loadtest.drivers.connection import LoadError
+from polyrec.loadtest.traffic.feature_draws import IdDraws, bag_lengths, draw_lengths, draw_numbers
 from polyrec.models.schema.batch import I64
 from polyrec.models.schema.dense_transform import Standard
 from polyrec.models.schema.encoder import Encoder
 from polyrec.models.schema.schema import Categorical, Dense
 from polyrec.models.schema.vocabulary import Vocabulary
-
-MEAN_LIST = 4.0
 
 
 def synthetic_rows(
@@ -31,8 +30,8 @@ def synthetic_rows(
     """Draws `requests` requests with `candidates` rows each, grouped by the schema's group column.
 
     Context features are drawn once per request, the others once per row. Values follow the bundle's
-    popularity counts, and are missing as often as in training. Lists have a geometric length with mean 4.
-    Numbers are normal, after their transforms, with the mean and deviation of the training rows.
+    popularity counts, and are missing as often as in training; unknown values are not drawn. Lists have the
+    mean length of the training rows, numbers (after their transforms) their mean and deviation.
     Raises LoadError if there are no requests, or a request has no candidates.
     """
     sizes = np.broadcast_to(np.asarray(candidates, np.int64), requests)
@@ -48,8 +47,10 @@ def synthetic_rows(
     for d in schema.dense:
         standard = encoder.standards.get(d.name, Standard())
         columns[d.name] = _numbers(d, standard, count[d.role], random)
+    lengths = bag_lengths(schema, encoder.vocabularies)
     for f in schema.categorical:
-        columns[f.name] = _values(f, encoder.vocabulary(f), count[f.role], random)
+        mean = lengths.get(f.name, 1.0)
+        columns[f.name] = _values(f, encoder.vocabulary(f), mean, count[f.role], random)
     for name in schema.context.names:
         columns[name] = columns[name].take(pa.array(of_row))
     if schema.group is not None:
@@ -58,37 +59,26 @@ def synthetic_rows(
 
 
 def _numbers(feature: Dense, standard: Standard, n: int, random: np.random.Generator) -> pa.Array:
-    x = random.standard_normal(n)
-    if "standardise" in feature.transform:
-        x = x * standard.deviation + standard.mean
-    if "log1p" in feature.transform:
-        x = np.maximum(np.expm1(x), 0.0)
-    return pa.array(np.round(x, 4))
+    return pa.array(np.round(draw_numbers(feature, standard, n, random), 4))
 
 
-def _values(feature: Categorical, vocabulary: Vocabulary, n: int, random: np.random.Generator) -> pa.Array:
+def _values(
+    feature: Categorical, vocabulary: Vocabulary, mean_length: float, n: int, random: np.random.Generator
+) -> pa.Array:
+    """Draws raw values, [n]. mean_length: of the lists of a multi-valued feature."""
     if not feature.multi:
-        return _drawn(vocabulary, n, random)
-    lengths = np.minimum(random.geometric(1 / (1 + MEAN_LIST), n) - 1, feature.max_length)
+        return _raw(vocabulary, IdDraws(vocabulary, unknown=False)(n, random))
+    lengths = draw_lengths(mean_length, feature.max_length, n, random)
     offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
     # a list's value is never missing; the list is shorter instead
-    values = _drawn(vocabulary, int(lengths.sum()), random, missing=False)
-    return pa.ListArray.from_arrays(pa.array(offsets), values)
+    ids = IdDraws(vocabulary, missing=False, unknown=False)(int(lengths.sum()), random)
+    return pa.ListArray.from_arrays(pa.array(offsets), _raw(vocabulary, ids))
 
 
-def _drawn(vocabulary: Vocabulary, n: int, random: np.random.Generator, missing: bool = True) -> pa.Array:
-    """Draws raw values by popularity, [n]; uniformly if all counts are zero."""
-    counts = vocabulary.counts[vocabulary.rank_of_id].astype(np.float64)  # by id
-    if vocabulary.specials:
-        counts[vocabulary.oov_id] = 0.0
-        if not missing:
-            counts[vocabulary.missing_id] = 0.0
-    if not counts.sum():
-        counts[: vocabulary.size] = 1.0
-    ids = random.choice(counts.size, n, p=counts / counts.sum())
+def _raw(vocabulary: Vocabulary, ids: I64) -> pa.Array:
+    """Returns the raw values of ids; null for the missing value."""
     if vocabulary.values is None:
         values: Any = pa.array(np.arange(vocabulary.size))
     else:
         values = vocabulary.values
-    # ids beyond the values mean the missing row, and become null
     return values.take(pa.array(ids, mask=ids >= vocabulary.size))

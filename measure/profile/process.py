@@ -84,6 +84,7 @@ class Worker:
         return answer
 
     def close(self) -> None:
+        """Ends the process, by force if it takes more than 10 s."""
         for stream in (self._process.stdin, self._process.stdout):
             if stream is not None:
                 stream.close()

@@ -1,34 +1,33 @@
 """Draws synthetic requests with the popularity of the calibration, different for every batch.
 
-A bundle has the access counts of every table's rows. A feature's values are drawn from its table's counts,
-including missing and unknown values, so that measurements have the skew of the data. Lengths of multi-valued
-features are drawn around the mean that the counts imply, numbers by mean and deviation. Correlations between
-features (a user's items) are not reproduced.
+Values, including missing and unknown ones, have the skew of the training data
+(loadtest/traffic/feature_draws.py). Correlations between features (a user's items) are not reproduced.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from polyrec.models.schema.batch import I64, Batch
+from polyrec.loadtest.traffic.feature_draws import (
+    NOTHING_COUNTED,
+    IdDraws,
+    bag_lengths,
+    draw_lengths,
+    draw_numbers,
+)
+from polyrec.models.schema.batch import Batch
 from polyrec.models.schema.dense_transform import Standard
 from polyrec.models.schema.encoder import Encoder
-from polyrec.models.schema.popularity import counted_lookups
-from polyrec.models.schema.schema import ROLES, Categorical, Dense, Role, Schema
-from polyrec.models.schema.vocabulary import Vocabulary, ids_of_ranks
+from polyrec.models.schema.schema import ROLES, Categorical, Dense, Role
+from polyrec.models.schema.vocabulary import Vocabulary
 from polyrec.server.codecs.request_features import ColumnFeatures
 
 Columns = dict[str, list[Any]]
 
 AT_ONCE = 8192
-NOTHING_COUNTED: Mapping[Role, float] = MappingProxyType({})
-UNKNOWN_BAG = 4
-"""Mean length of a multi-valued feature if the counts do not imply one."""
 
 
 class Requests:
@@ -86,52 +85,17 @@ class Requests:
         )
 
 
-def bag_lengths(
-    schema: Schema,
-    vocabularies: Mapping[str, Vocabulary],
-    counted: Mapping[Role, float] = NOTHING_COUNTED,
-) -> dict[str, float]:
-    """Estimates the mean length of each multi-valued feature from the counts.
-
-    counted: number of contexts and candidates that the counts cover. If unknown, it is derived from tables
-    with only single-valued features, each of which has one access per context or candidate. Accesses of a
-    table beyond its single-valued features belong to its bags.
-    """
-    accesses = {t: int(vocabularies[t].counts.sum()) for t in schema.tables}
-    blocks = counted_lookups(schema, accesses) | dict(counted)
-    lengths: dict[str, float] = {}
-    for table, features in schema.tables.items():
-        bags = [f for f in features if f.multi]
-        if not bags:
-            continue
-        beyond = accesses[table] - sum(blocks[f.role] for f in features if not f.multi)
-        looked = sum(blocks[f.role] for f in bags)
-        mean = max(beyond, 0.0) / looked if looked else UNKNOWN_BAG
-        lengths |= {f.name: min(mean, float(f.max_length)) for f in bags}
-    return lengths
-
-
 class _Values:
-    """Draws raw values of one table by its access counts; uniformly without counts."""
+    """Draws raw values of one table by its access counts, including missing and unknown ones."""
 
     def __init__(self, vocabulary: Vocabulary, missing: bool = True) -> None:
-        v = self._vocabulary = vocabulary
-        counts = v.counts.astype(np.float64)
-        if v.specials and not missing:
-            counts[v.missing_rank] = 0.0
-        if v.specials and v.oov == "refuse":
-            counts[v.rank_of_id[v.oov_id]] = 0.0
-        if not counts.sum():
-            counts[v.rank_of_id[: v.size]] = 1.0
-        self._ends = np.cumsum(counts)
-        self._ends /= self._ends[-1]
-        self._id_of_rank = ids_of_ranks(v.rank_of_id)
-        self._unknown: str | int = "(never seen)" if v.type == "string" else -1
+        self._vocabulary = vocabulary
+        self._draw_ids = IdDraws(vocabulary, missing)
+        self._unknown: str | int = "(never seen)" if vocabulary.type == "string" else -1
 
     def __call__(self, count: int, random: np.random.Generator) -> list[Any]:
         v = self._vocabulary
-        ranks = np.searchsorted(self._ends, random.random(count), side="right")
-        ids: I64 = self._id_of_rank[ranks]
+        ids = self._draw_ids(count, random)
         if v.values is None:
             drawn: list[Any] = ids.tolist()
         elif v.size:
@@ -166,21 +130,14 @@ class _Bags:
         self._mean, self._longest, self._random = mean, feature.max_length, random
 
     def __call__(self, rows: int) -> list[Any]:
-        lengths = np.minimum(self._random.poisson(self._mean, rows), self._longest).tolist()
-        return [self._flat(n) for n in lengths]
+        lengths = draw_lengths(self._mean, self._longest, rows, self._random)
+        return [self._flat(n) for n in lengths.tolist()]
 
 
 class _Numbers:
-    """Draws numbers that are normal after the feature's transforms, by inverting the transforms."""
-
     def __init__(self, feature: Dense, standard: Standard, random: np.random.Generator) -> None:
-        self._log = "log1p" in feature.transform
-        self._standard = standard
-        self._random = random
+        self._feature, self._standard, self._random = feature, standard, random
 
     def __call__(self, rows: int) -> list[Any]:
-        x: NDArray[np.float64] = self._random.normal(self._standard.mean, self._standard.deviation, rows)
-        if self._log:
-            x = np.expm1(np.clip(x, 0.0, 80.0))
-        drawn: list[Any] = x.tolist()
+        drawn: list[Any] = draw_numbers(self._feature, self._standard, rows, self._random).tolist()
         return drawn

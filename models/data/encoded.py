@@ -64,6 +64,7 @@ class _StoredBlock:
         return sum(a.nbytes for a in (self.dense, self.ranks, self.bag_values, self.bag_offsets))
 
     def take(self, rows: I64) -> Block:
+        """Returns the rows `rows`, int64 [n], in this order."""
         offsets = np.zeros(1, np.int64)
         values = np.empty(0, np.int64)
         if self.bags:

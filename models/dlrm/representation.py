@@ -20,7 +20,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from polyrec.models.dlrm.precision import Precision
-from polyrec.models.embeddings.computed import ComputedStage, Encoding, HybridStage
+from polyrec.models.embeddings.computed import ComputedStage, Encoding, HybridStage, StoredPrefix
 from polyrec.models.embeddings.stage import Stage
 from polyrec.models.embeddings.store import FloatRows, first_columns, open_rows
 from polyrec.models.embeddings.table import TableStage
@@ -170,8 +170,8 @@ def _computed(
     if first.keys() != rows.keys() or any(first[t] > n for t, n in rows.items()):
         raise ValueError("first_rows names other tables, or has more rows than a table has now")
     ids = np.concatenate([hashed_ids(vocabularies[t].rank_of_id, first[t]) for t in schema.tables])
-    cuts, encoding = representation.cuts, representation.encoding
-    return ComputedStage(schema, rows, encoding, width, cuts, ids, stored, precision, norms, first)
+    prefix = StoredPrefix(representation.cuts, stored, precision)
+    return ComputedStage(schema, rows, representation.encoding, width, prefix, ids, norms, first)
 
 
 def hashed_ids(rank_of_id: NDArray[np.signedinteger[Any]], first_rows: int) -> NDArray[np.signedinteger[Any]]:

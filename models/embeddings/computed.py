@@ -12,6 +12,7 @@ Each distinct row of a batch is read or computed once into a small matrix, and g
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import numpy as np
@@ -56,6 +57,19 @@ Decode = Callable[[Tensor, I64], Tensor]
 """Maps codes [n, k], grouped by table, and the row count of each table to vectors [n, width]."""
 
 
+@dataclass(frozen=True, slots=True)
+class StoredPrefix:
+    """The hottest rows of each table, which are stored rather than computed.
+
+    cuts: number of stored rows by table, 0 for tables that are missing.
+    rows: [sum of cuts, columns], table by table, in `precision`.
+    """
+
+    cuts: Mapping[str, int]
+    rows: Tensor
+    precision: Precision = "fp32"
+
+
 class ComputedStage(nn.Module):
     """Stores a prefix of each table and decodes the tails.
 
@@ -64,7 +78,6 @@ class ComputedStage(nn.Module):
     first_rows: rows of each table when the decoders were first trained (default: the present rows). Bases and
         widths derive from these, so that known ids keep their codes as tables grow. A new id may share its
         code with an id of another table, which has a different decoder.
-    stored: rows [sum of cuts, width], table by table.
     norms: whether decoders have batch norms, for training.
     distinct: whether a row that repeats within a batch is computed once (docs/context-once.md); False only in
         measurements.
@@ -80,10 +93,8 @@ class ComputedStage(nn.Module):
         table_rows: Mapping[str, int],
         encoding: Encoding,
         width: int,
-        cuts: Mapping[str, int],
+        prefix: StoredPrefix,
         ids: NDArray[np.signedinteger[Any]],
-        stored: Tensor,
-        precision: Precision = "fp32",
         norms: bool = False,
         first_rows: Mapping[str, int] | None = None,
     ) -> None:
@@ -91,17 +102,19 @@ class ComputedStage(nn.Module):
         self.rows = FusedRows(schema, table_rows)
         self.encoding = encoding
         first = FusedRows(schema, first_rows or table_rows)
-        self.cuts = np.array([cuts.get(t, 0) for t in self.rows.tables], np.int64)
+        self.cuts = np.array([prefix.cuts.get(t, 0) for t in self.rows.tables], np.int64)
         if (self.cuts > np.array(self.rows.sizes)).any() or (self.cuts < 0).any():
             raise ValueError("a cut is beyond its table's rows")
-        if stored.shape[0] != self.cuts.sum():
-            raise ValueError(f"{stored.shape[0]} rows are stored, but the cuts add up to {self.cuts.sum()}")
+        stored = prefix.rows.shape[0]
+        if stored != self.cuts.sum():
+            raise ValueError(f"{stored} rows are stored, but the cuts add up to {self.cuts.sum()}")
         self._bases = np.array([self.rows.base[t] for t in self.rows.tables], np.int64)
         self._stored_bases = np.cumsum(self.cuts) - self.cuts
         self._ids = ids
         self._first_bases = np.array([first.base[t] for t in first.tables], np.int64)
         self._first_rows = dict(zip(first.tables, first.sizes, strict=True))
-        self.store: FloatRows | QuantizedRows | TieredRows | SlabReader = open_rows(stored, precision)
+        self.store: FloatRows | QuantizedRows | TieredRows | SlabReader
+        self.store = open_rows(prefix.rows, prefix.precision)
         reach = int((self._first_bases + self.rows.sizes).max(initial=0))
         self.hashes = UniversalHashes(
             encoding.k, encoding.m, first.total, encoding.seed, encoding.transform, reach

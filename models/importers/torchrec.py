@@ -42,10 +42,7 @@ def read_torchrec(path: str | Path, tables: Sequence[str] = (), quantized: str |
     line.
     """
     weights = read_weights(path, "torchrec")
-    for name in weights.names(r"(sparse_arch\..*feature_processor.*)"):
-        raise weights.error(f"{name}: weights by position in a list (feature processors) cannot be imported")
-    for name in weights.names(r"(inter_arch\.interaction_branch\d\..*)"):
-        raise weights.error(f"{name}: a DLRM_Projection cannot be imported; DLRM and DLRM_DCN can")
+    _check_supported(weights)
     names = weights.names(re.escape(_TABLE) + r"(.+)\.weight")
     if not names:
         raise weights.error(f"{_TABLE}TABLE.weight is missing: there is no table")
@@ -66,14 +63,7 @@ def read_torchrec(path: str | Path, tables: Sequence[str] = (), quantized: str |
         name, reads = f"{_CROSS}V_kernels.0", crossings[0].down.shape[1]
         equal = joined == (len(features) + 1) * width
         _check_features(weights, name, reads, len(features), lambda n: (n + 1) * width if equal else joined)
-        for crossing in crossings:
-            shapes = [list(t.shape) for t in (crossing.down, crossing.up.weight)]
-            rank = crossings[0].down.shape[0]
-            if shapes != [[rank, joined], [joined, rank]]:
-                raise weights.error(
-                    f"{crossing.up.name} and its V kernel have shapes {shapes[1]} and {shapes[0]}; "
-                    f"expected {[joined, rank]} and {[rank, joined]}"
-                )
+        _check_crossings(weights, crossings, joined)
         weights.check_reads(first, joined, "the cross net")
         parts = with_equal_widths(found, features, bottom, first, tuple(_within_width(c) for c in crossings))
         found, bottom, first, crossings = dict(parts.tables), parts.bottom, parts.first, parts.crossings
@@ -94,6 +84,26 @@ def read_torchrec(path: str | Path, tables: Sequence[str] = (), quantized: str |
         crossings=crossings,
         grouped=grouped,
     )
+
+
+def _check_supported(weights: CheckpointWeights) -> None:
+    """Raises CheckpointError for parts of TorchRec's models that cannot be imported."""
+    for name in weights.names(r"(sparse_arch\..*feature_processor.*)"):
+        raise weights.error(f"{name}: weights by position in a list (feature processors) cannot be imported")
+    for name in weights.names(r"(inter_arch\.interaction_branch\d\..*)"):
+        raise weights.error(f"{name}: a DLRM_Projection cannot be imported; DLRM and DLRM_DCN can")
+
+
+def _check_crossings(weights: CheckpointWeights, crossings: Sequence[Crossing], joined: int) -> None:
+    """Raises CheckpointError unless all cross layers have one rank and read `joined` numbers."""
+    rank = crossings[0].down.shape[0]
+    for crossing in crossings:
+        shapes = [list(t.shape) for t in (crossing.down, crossing.up.weight)]
+        if shapes != [[rank, joined], [joined, rank]]:
+            raise weights.error(
+                f"{crossing.up.name} and its V kernel have shapes {shapes[1]} and {shapes[0]}; "
+                f"expected {[joined, rank]} and {[rank, joined]}"
+            )
 
 
 def _table(weights: CheckpointWeights, name: str, width: int, quantized: str | None) -> TableRows:

@@ -51,6 +51,7 @@ class GraphWriter:
         return name
 
     def constant(self, array: NDArray[np.generic] | Tensor) -> str:
+        """Adds a constant (floats as float32) and returns its name."""
         name = f"c{len(self.constants)}"
         if isinstance(array, Tensor):
             array = array.detach().float().cpu().numpy()
@@ -155,6 +156,7 @@ class GraphWriter:
         return numbers, self.node("Unsqueeze", step, self.shape(1)), self.constant(zero)
 
     def mlp(self, x: str, layers: nn.Sequential) -> str:
+        """Adds linear layers and ReLUs applied to `x`; returns the name of their output."""
         for layer in layers:
             if isinstance(layer, nn.Linear):
                 x = self.linear(x, layer)

@@ -185,6 +185,7 @@ class _Places:
 
     @staticmethod
     def from_lengths(lengths: I64) -> _Places:
+        """Returns the positions for requests of these lengths, int64 [requests]."""
         if lengths.size == 1:
             return _Places(lengths, np.zeros(1, np.int64), np.arange(float(lengths[0])), None)
         ends = lengths.cumsum()

@@ -8,6 +8,7 @@ import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,16 +39,26 @@ if TYPE_CHECKING:
 ROWS_AT_ONCE = 1 << 16
 
 
-def rows_of_weight(weight: Tensor, row_format: RowFormat) -> RowSource:
-    """Returns a source of a weight's rows, as bytes."""
+@dataclass(frozen=True, slots=True)
+class WeightRows:
+    """The rows of a fused weight, as bytes that `source` reads.
+
+    sizes: rows of each table, in the order of the weight.
+    """
+
+    row_format: RowFormat
+    sizes: Mapping[str, int]
+    source: RowSource
+
+
+def rows_of_weight(weight: Tensor, row_format: RowFormat, sizes: Mapping[str, int]) -> WeightRows:
+    """Returns the rows of a weight in memory. sizes: see WeightRows."""
     flat = weight.detach().contiguous().view(torch.uint8).numpy().reshape(-1, row_format.bytes)
-    return lambda first, count: flat[first : first + count]
+    return WeightRows(row_format, sizes, lambda first, count: flat[first : first + count])
 
 
 def open_stack(
-    row_format: RowFormat,
-    sizes: Mapping[str, int],
-    source: RowSource,
+    stored: WeightRows,
     placement: TierSettings,
     encoder: Encoder | None = None,
     device: torch.device | str = "cpu",
@@ -57,7 +68,6 @@ def open_stack(
 ) -> TierStack:
     """Copies every row into its tier and returns the stack.
 
-    sizes: rows of each table, in the order of the fused weight.
     encoder: supplies the popularity of pages, the ids of remote rows and the out-of-vocabulary rows; required
     if rows are remote or updated by id.
     counts: accesses of each table by rank, non-increasing, if there is no encoder. With neither, no host rows
@@ -67,6 +77,7 @@ def open_stack(
     Raises RuntimeUnavailable: cuts of another model, a folder that cannot be written, a reader that the
     kernel refuses, a store to be filled that does not answer.
     """
+    row_format, sizes = stored.row_format, stored.sizes
     vocabularies = [] if encoder is None else [encoder.vocabularies[t] for t in sizes]
     if vocabularies:
         counts = [v.counts for v in vocabularies]
@@ -80,20 +91,19 @@ def open_stack(
         raise RuntimeUnavailable("placement: remote rows need the vocabularies, for their ids")
     since = 0
     if changes is not None and encoder is not None:
-        since, source = changes.latest, changes.over(source, sizes, encoder)
+        since = changes.latest
+        stored = replace(stored, source=changes.over(stored.source, sizes, encoder))
     division = _divide(row_format, layout, placement, counts is not None)
     rows = layout.rows[HOST] + division.slots
     slab = Slab(row_format, rows, division.pages, division.page_bytes, placement.huge_pages, placement.shared)
-    fill(slab.row_bytes(), layout, HOST, source)
-    hot = _device_rows(row_format, layout, source, torch.device(device)) if layout.rows[DEVICE] else None
-    disk = _open_disk(slab, layout, source, placement, division, counts) if layout.rows[DISK] else None
+    fill(slab.row_bytes(), layout, HOST, stored.source)
+    hot = _device_rows(stored, layout, torch.device(device)) if layout.rows[DEVICE] else None
+    disk = _open_disk(slab, layout, stored.source, placement, division, counts) if layout.rows[DISK] else None
     prefix = Prefix(layout, counts, division.joining) if counts is not None and division.joining else None
     ids, remote = None, None
     if layout.rows[REMOTE] and placement.remote is not None:
         ids = _remote_ids(layout, vocabularies)
-        remote = _open_remote(
-            row_format, layout, source, placement.remote, vocabularies, ids, changes, version
-        )
+        remote = _open_remote(stored, layout, placement.remote, vocabularies, ids, changes, version)
     stack = TierStack(TierSet(layout, slab, hot, disk, remote, prefix), encoder, ids, changes)
     if changes is not None:
         changes.join(stack, since, placement.remote is None or placement.remote.fill)
@@ -123,16 +133,15 @@ def _read(source: RowSource, first: int, count: int) -> Iterator[Bytes]:
         yield source(start, min(ROWS_AT_ONCE, first + count - start))
 
 
-def _device_rows(
-    row_format: RowFormat, layout: TierLayout, source: RowSource, device: torch.device
-) -> Tensor:
+def _device_rows(stored: WeightRows, layout: TierLayout, device: torch.device) -> Tensor:
+    row_format = stored.row_format
     shape = layout.rows[DEVICE], row_format.units
     try:
         out = torch.empty(shape, dtype=row_format.unit, device=device)
     except torch.OutOfMemoryError as e:
         raise RuntimeUnavailable(f"rows do not fit on '{device}': {str(e).splitlines()[0]}") from None
     done = 0
-    for part in _parts(layout, DEVICE, source):
+    for part in _parts(layout, DEVICE, stored.source):
         # copy, because torch warns about read-only arrays
         out[done : done + len(part)] = torch.from_numpy(part.copy()).view(row_format.unit)
         done += len(part)
@@ -240,9 +249,8 @@ def _remote_ids(layout: TierLayout, vocabularies: Sequence[Vocabulary]) -> I64:
 
 
 def _open_remote(
-    row_format: RowFormat,
+    stored: WeightRows,
     layout: TierLayout,
-    source: RowSource,
     store: RemoteStore,
     vocabularies: Sequence[Vocabulary],
     ids: I64,
@@ -252,7 +260,8 @@ def _open_remote(
     # imported here, because redis-py takes a tenth of a second
     from polyrec.models.tiers.remote.remote import RemoteTier
 
-    fallback = np.zeros((len(layout.tables), row_format.bytes), np.uint8)
+    source = stored.source
+    fallback = np.zeros((len(layout.tables), stored.row_format.bytes), np.uint8)
     first = 0
     for i, vocabulary in enumerate(vocabularies):
         if vocabulary.specials:

@@ -97,7 +97,7 @@ class PrefixReleaser:
         self._due = self._returned = 0
         self._pinned: tuple[int, I64] | None = None
 
-    def note(self, where: RowLocations) -> None:
+    def count_batch(self, where: RowLocations) -> None:
         """Counts a batch, and releases rows if due."""
         if not self._lock.acquire(blocking=False):
             return  # another thread is counting or releasing
@@ -109,7 +109,7 @@ class PrefixReleaser:
             if not prefix.releasable:
                 return
             returned = cache.returned
-            self._split.note(
+            self._split.count_batch(
                 where.local.size,
                 int((where.tier == HOST).sum()),
                 prefix.hits(where.rows, where.segment),

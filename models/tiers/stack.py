@@ -178,7 +178,7 @@ class TierStack:
         replaced, lost = view.over(rows, out, lost)
         self._counted(counters, where, replaced, lost.size)
         if counted and self.releaser is not None:
-            self.releaser.note(where)
+            self.releaser.count_batch(where)
         return lost.size
 
     def _counted(self, counters: Counters, where: RowLocations, replaced: int, lost: int) -> None:
@@ -223,7 +223,7 @@ class TierStack:
             self.sample.note(view.order, rows)
             self._counted(self._counters, where, replaced, lost.size)
             if self.releaser is not None:
-                self.releaser.note(where)
+                self.releaser.count_batch(where)
         except BaseException:
             self._gathers.end(number)
             raise

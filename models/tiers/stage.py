@@ -56,8 +56,8 @@ def open_tiers(
         raise RuntimeUnavailable("placement: the representation stores no rows, there is nothing to place")
     if encoder is None and isinstance(bundle, Bundle):
         encoder = bundle.encoder
-    source, version = rows_of_weight(weight, row_format), bundle.manifest.version
-    return open_stack(row_format, sizes, source, placement, encoder, device, changes, version=version)
+    stored = rows_of_weight(weight, row_format, sizes)
+    return open_stack(stored, placement, encoder, device, changes, version=bundle.manifest.version)
 
 
 def stored_rows(bundle: Bundle | BundleWeights) -> dict[str, int]:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from polyrec.models.schema.batch import F32, I64
 from polyrec.models.tiers.figures import Figures
-from polyrec.models.tiers.opening import open_stack
+from polyrec.models.tiers.opening import WeightRows, open_stack
 from polyrec.models.tiers.row_format import RowFormat
 from polyrec.models.tiers.slab import Bytes
 from polyrec.models.tiers.tier_settings import CACHED, PAGE_BYTES, TierCuts, TierSettings
@@ -66,7 +66,7 @@ class TieredTable:
             directory=Path(directory),
         )
         by_rank = None if counts is None else [counts[order].astype(np.int64)]
-        self._stack = open_stack(row_format, {"rows": total}, source, settings, counts=by_rank)
+        self._stack = open_stack(WeightRows(row_format, {"rows": total}, source), settings, counts=by_rank)
 
     def gather(self, ids: I64) -> F32:
         """Returns rows, float32 [n, width]. ids: int64 [n]. Raises IndexError, OSError."""

@@ -71,6 +71,7 @@ class Views:
         return view
 
     def leave(self, view: View) -> None:
+        """Gives back a view; the last reader of an old one removes it."""
         with self._changed:
             view.readers -= 1
             if not view.readers and view is not self._newest:

@@ -43,6 +43,7 @@ from polyrec.models.training.trainer import (
     FIT,
     REFIT,
     Check,
+    FitOptions,
     History,
     Progress,
     fit,
@@ -248,18 +249,19 @@ class Learner:
         table = model.stage
         if self.workers:
             model = self.workers.sharded(model, encoder.vocabularies)
-        goes_on = self.start is not None
-        history = fit(
-            model, training, validation, recipe, hide, self.progress, checkpoints, self.workers, goes_on
-        )
+        options = self._fit_options(checkpoints)
+        history = fit(model, training, validation, recipe, hide, options)
         model = self._whole(model, table)
         scales: tuple[LogitScale, ...] = ()
         if recipe.calibrate:
             heads = predict_heads(model, validation.data, validation.rows)
             rate = training.base_rate
-            scales = tuple(fit_scale(p, validation.label, rate, goes_on) for p in heads)
+            scales = tuple(fit_scale(p, validation.label, rate, options.trained_before) for p in heads)
         activations = observe_activations(model, validation.data.batch, validation.rows)
         return Fitted(encoder, history, model, unseen, scales=scales, activations=activations)
+
+    def _fit_options(self, checkpoints: Checkpoints | None) -> FitOptions:
+        return FitOptions(self.progress, checkpoints, self.workers, trained_before=self.start is not None)
 
     def _refit(self, splitter: Splitter, fitted: Fitted, checkpoints: Checkpoints | None) -> Fitted:
         """Trains a fresh model on training and validation rows together."""
@@ -282,8 +284,7 @@ class Learner:
         table = model.stage
         if self.workers:
             model = self.workers.sharded(model, encoder.vocabularies)
-        history, goes_on = fitted.history, self.start is not None
-        refit(model, source, recipe, history, hide, self.progress, checkpoints, self.workers, goes_on)
+        refit(model, source, recipe, fitted.history, hide, self._fit_options(checkpoints))
         model = self._whole(model, table)
         some = next(source.windows())
         activations = observe_activations(model, some.data.batch, some.rows)

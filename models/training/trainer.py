@@ -82,6 +82,21 @@ Progress = Callable[[StepReport], None]
 """Called after each step."""
 
 
+@dataclass(frozen=True, slots=True)
+class FitOptions:
+    """How a training runs, besides its recipe.
+
+    checkpoints: written while training; if they contain one of this training, it resumes. Not with workers.
+    workers: see Stepper.
+    trained_before: the model is continued as it is, rather than from initial weights.
+    """
+
+    progress: Progress | None = None
+    checkpoints: Checkpoints | None = None
+    workers: Workers | None = None
+    trained_before: bool = False
+
+
 class _Selection:
     """The checks of a training, and the weights of the best one."""
 
@@ -147,18 +162,14 @@ def fit(
     validation: Rows,
     recipe: Recipe,
     hide: IdDropout | None = None,
-    progress: Progress | None = None,
-    checkpoints: Checkpoints | None = None,
-    workers: Workers | None = None,
-    trained_before: bool = False,
+    options: FitOptions = FitOptions(),
 ) -> History:
     """Trains `model` in place and leaves it at its best weights by validation log-loss.
 
-    Stops early after `patience` checks without improvement.
-    checkpoints: written while training; if they contain one of this training, it resumes.
-    workers: see Stepper; not supported with checkpoints.
-    trained_before: the model is continued as it is, and its present weights may turn out to be the best.
+    Stops early after `patience` checks without improvement. The present weights of a model that was trained
+    before may turn out to be the best.
     """
+    checkpoints, workers, trained_before = options.checkpoints, options.workers, options.trained_before
     linear_start = not trained_before and recipe.starts_linear(training.size)
     if not trained_before:
         _start(model, training, linear_start)
@@ -182,9 +193,9 @@ def fit(
             if not checkpoints:
                 stepper.drop_before(selection.best_rows)
             selection.ended = step == total or step - selection.best_step >= recipe.patience * every
-        if progress:
+        if options.progress:
             last = selection.checks[-1] if selection.checks else None
-            progress(StepReport(step, total, taken.rows, taken.loss, last, taken.learning_rate))
+            options.progress(StepReport(step, total, taken.rows, taken.loss, last, taken.learning_rate))
         if checkpoints and (selection.ended or checkpoints.due()):
             saved = stepper.take_snapshot()
             checkpoints.save(FIT, stepper.state() | selection.state())
@@ -200,20 +211,17 @@ def refit(
     recipe: Recipe,
     history: History,
     hide: IdDropout | None = None,
-    progress: Progress | None = None,
-    checkpoints: Checkpoints | None = None,
-    workers: Workers | None = None,
-    trained_before: bool = False,
+    options: FitOptions = FitOptions(),
 ) -> None:
     """Trains a fresh `model` on all `rows` for the number of epochs that was best in `history`.
 
     Uses the validated schedule, stopped at the same share of its length, and the validated start, even if
-    adding the validation rows crosses one of its limits. trained_before: see `fit`.
+    adding the validation rows crosses one of its limits.
     """
-    if not trained_before:
+    if not options.trained_before:
         _start(model, rows, history.linear_start)
     stop = round(history.best_step / history.steps_per_epoch * recipe.steps_per_epoch(rows.size))
-    _train(model, rows, recipe, stop, hide, progress, checkpoints, workers)
+    _train(model, rows, recipe, stop, hide, options)
 
 
 def fine_tune(
@@ -229,7 +237,7 @@ def fine_tune(
     """
     fixed_rows = {"sparse_lr": 0.0, "block_lr": ()}
     gentle = recipe.model_copy(update={"epochs": 1, "dense_lr": recipe.dense_lr / 5, **fixed_rows})
-    _train(model, rows, gentle, recipe.steps_per_epoch(rows.size), hide, progress)
+    _train(model, rows, gentle, recipe.steps_per_epoch(rows.size), hide, FitOptions(progress))
 
 
 def _train(
@@ -238,18 +246,17 @@ def _train(
     recipe: Recipe,
     stop: int,
     hide: IdDropout | None,
-    progress: Progress | None,
-    checkpoints: Checkpoints | None = None,
-    workers: Workers | None = None,
+    options: FitOptions,
 ) -> None:
     """Takes the first `stop` steps of the recipe's schedule and sets the model to the weight average."""
+    checkpoints, workers = options.checkpoints, options.workers
     stepper = Stepper(model, rows, recipe, recipe.steps_per_epoch(rows.size) * recipe.epochs, hide, workers)
     if checkpoints and (found := checkpoints.load(REFIT)):
         stepper.restore(found)
     for taken in stepper if stepper.step < stop else ():
-        if progress:
+        if options.progress:
             rate = taken.learning_rate
-            progress(StepReport(taken.number, stop, taken.rows, taken.loss, None, rate, REFIT))
+            options.progress(StepReport(taken.number, stop, taken.rows, taken.loss, None, rate, REFIT))
         if checkpoints and checkpoints.due():
             saved = stepper.take_snapshot()
             checkpoints.save(REFIT, stepper.state())

@@ -223,29 +223,29 @@ def _chosen(state: RouterState, policy: Policy, query: Query, now_s: float) -> t
 
 
 def _candidate(state: RouterState, policy: Policy, path: int, query: Query, ahead_s: float) -> Candidate:
-    spec = state.paths[path]
+    path_state = state.paths[path]
     lanes = [lane for lane in state.usable if path in lane.paths]
     if not lanes:
         return Candidate(
-            spec.name, spec.value, ahead_s, 0.0, False, 0.0, "no lane of its device is in service"
+            path_state.name, path_state.value, ahead_s, 0.0, False, 0.0, "no lane of its device is in service"
         )
     lane = min(lanes, key=lambda lane: lane.correction.tail[path])
     seconds = _seconds(state, lane, path, query.rows)
     budget_s = query.deadline_s - query.arrival_s
     total = ahead_s + seconds + state.answer_s(query)
     feasible = total <= budget_s
-    price = policy.prices(state).get(state.devices[spec.device], 0.0) * seconds
-    if spec.value <= 0:
+    price = policy.prices(state).get(state.devices[path_state.device], 0.0) * seconds
+    if path_state.value <= 0:
         why = "taken out: its weight is 0"
     elif path not in state.allowed_paths:
         why = "the policy does not use it"
-    elif query.required and spec.value < state.best_value:
+    elif query.required and path_state.value < state.best_value:
         why = "the request requires the path of best quality"
     elif not feasible:
         why = f"takes {1e3 * total:.2f} ms with the queue, more than the budget"
     else:
         why = "makes it"
-    return Candidate(spec.name, spec.value, ahead_s, seconds, feasible, price, why)
+    return Candidate(path_state.name, path_state.value, ahead_s, seconds, feasible, price, why)
 
 
 def _seconds(state: RouterState, lane: LaneState, path: int, rows: int) -> float:

@@ -335,11 +335,11 @@ class Router:
             self._push(query, piece.first, piece.rows)
         self.policy.prepare(state)
 
-    def set_worths(self, worths: Mapping[str, float]) -> None:
-        """Changes the worth of an answered row on each path. worths: by path name."""
+    def set_base_values(self, values: Mapping[str, float]) -> None:
+        """Changes the value of an answered row on each path, before weights. values: by path name."""
         state = self.state
         for path in state.paths:
-            path.worth = worths[path.name]
+            path.base_value = values[path.name]
         state.set_routing(state.routing)
         self.policy.prepare(state)
 

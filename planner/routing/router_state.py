@@ -141,7 +141,7 @@ class RouterState:
         """Applies new weights. Keeps the observed cost of the front."""
         self.routing = routing
         for path in self.paths:
-            path.value = path.worth * routing.weights.get(path.name, 1.0)
+            path.value = path.base_value * routing.weights.get(path.name, 1.0)
         self.best_value = max((p.value for p in self.paths), default=0.0)
         self.refresh()
 

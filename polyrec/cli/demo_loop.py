@@ -70,27 +70,14 @@ def run_loop_demo(out: Path, rows: int, seed: int, say: Say) -> dict[str, Any]:
     folder = make_folder(out / f"loop-{time.strftime('%Y%m%d-%H%M%S')}")
     days = _days(folder / "clicks.parquet", rows, seed, schema)
     say(f"1. {rows:,} rows in {DAYS} days, over which tastes turn into others: {folder / 'clicks.parquet'}")
-    pq.write_table(days[0], folder / "day-0.parquet")
-    training = default_training(schema).with_recipe(RECIPE)
-    learner = Learner(open_data(folder / "day-0.parquet", schema), schema, training, baselines=False)
-    frozen = learner.learn(folder / "first").path
+    frozen = _train_first(days[0], folder, schema)
     save_plan(single_path_plan(frozen, "table", "onnx"), folder / "plan.json")
     admin_token, token = secrets.token_hex(16), secrets.token_hex(16)
-    clients = [{"name": "demo", "token": token, "rights": ["feedback"], "requests_per_second": 1e6}]
-    write_text(folder / "tokens.json", orjson.dumps({"clients": clients}).decode())
-    settings = {
-        "plan": folder / "plan.json",
-        "admin_token": admin_token,
-        "tokens": folder / "tokens.json",
-        "prediction_log": folder / "log",
-        "prediction_log_flush_s": 0.2,
-        "prediction_log_window_s": WINDOW_S,
-        "prediction_log_unlabeled": "leave_out",
-        "default_budget_ms": 10_000,
-        "log_level": "error",
-    }
     found = []
-    with start(settings) as server, AdminCalls(server.url, token=admin_token) as calls:
+    with (
+        start(_server_settings(folder, admin_token, token)) as server,
+        AdminCalls(server.url, token=admin_token) as calls,
+    ):
         say(f"2. trained on the first day, serving at {server.url}; from here on, it learns what it serves")
         say("   day   frozen   looped   what the loop did after the day")
         loop = Loop(
@@ -102,9 +89,8 @@ def run_loop_demo(out: Path, rows: int, seed: int, say: Say) -> dict[str, Any]:
         )
         with _shop(server.url, token) as shop:
             for day, table in enumerate(days[1:], 1):
-                paths = {"frozen": frozen, "looped": frozen}
-                if day > 1:
-                    paths["looped"] = only_bundle(load_plan(loop.folder.plan))
+                looped = frozen if day == 1 else only_bundle(load_plan(loop.folder.plan))
+                paths = {"frozen": frozen, "looped": looped}
                 quality = _information(folder / f"day-{day}.parquet", table, paths)
                 shop.visit(table, schema, day, wrong=day == BROKEN_DAY)
                 if day == 1:
@@ -113,20 +99,47 @@ def run_loop_demo(out: Path, rows: int, seed: int, say: Say) -> dict[str, Any]:
                 time.sleep(WINDOW_S + SETTLE_S + 1)
                 with shop.repeating():
                     iteration = _run_iteration(loop)
-                state = iteration.done[-1].result.reason
-                if iteration.state == "held":
-                    state = f"held: {state}"
-                figures = "   ".join(f"{value:.4f}" for value in quality.values())
-                say(
-                    f"   {day:>3}   {figures}   {state}"
-                    + (" (clicks were wrong)" if day == BROKEN_DAY else "")
-                )
+                say(_day_line(day, quality, iteration))
                 found.append({"day": day, **quality, "state": iteration.state, "step": iteration.step})
     say(f"3. every step with its figures: polyrec loop status --state {folder / 'state'}")
     picture = _picture(folder, found)
     if picture is not None:
         say(f"   picture: {picture}")
     return {"days": found, "folder": str(folder)}
+
+
+def _train_first(day: pa.Table, folder: Path, schema: Schema) -> Path:
+    """Trains the first model on the first day; returns its bundle."""
+    pq.write_table(day, folder / "day-0.parquet")
+    training = default_training(schema).with_recipe(RECIPE)
+    learner = Learner(open_data(folder / "day-0.parquet", schema), schema, training, baselines=False)
+    return learner.learn(folder / "first").path
+
+
+def _server_settings(folder: Path, admin_token: str, token: str) -> dict[str, Any]:
+    """Returns the settings of the server, and writes its tokens file. token: the shop's."""
+    clients = [{"name": "demo", "token": token, "rights": ["feedback"], "requests_per_second": 1e6}]
+    write_text(folder / "tokens.json", orjson.dumps({"clients": clients}).decode())
+    return {
+        "plan": folder / "plan.json",
+        "admin_token": admin_token,
+        "tokens": folder / "tokens.json",
+        "prediction_log": folder / "log",
+        "prediction_log_flush_s": 0.2,
+        "prediction_log_window_s": WINDOW_S,
+        "prediction_log_unlabeled": "leave_out",
+        "default_budget_ms": 10_000,
+        "log_level": "error",
+    }
+
+
+def _day_line(day: int, quality: Mapping[str, float], iteration: Iteration) -> str:
+    """Returns the line of a day: information gain of both models, and what the loop did."""
+    state = iteration.done[-1].result.reason
+    if iteration.state == "held":
+        state = f"held: {state}"
+    figures = "   ".join(f"{value:.4f}" for value in quality.values())
+    return f"   {day:>3}   {figures}   {state}" + (" (clicks were wrong)" if day == BROKEN_DAY else "")
 
 
 def _days(file: Path, rows: int, seed: int, schema: Schema) -> list[pa.Table]:

@@ -113,6 +113,31 @@ def doubts(trials: Mapping[str, Trial], conditions: Conditions, paths: int) -> l
 
 def tables(comparison: PolicyComparison) -> tuple[Section, ...]:
     """Returns the comparison, the ladder by rate, and simulated beside live results."""
+    overview = _overview(comparison)
+    rates = sorted({rate for t in comparison.trials.values() for rate in t.ladder})
+    if not rates:
+        return (overview,)
+
+    def ladder(title: str, show: Callable[[Figures], str]) -> Section:
+        cells = tuple(
+            (p, *("" if (f := t.at(rate)) is None else show(f) for rate in rates))
+            for p, t in comparison.trials.items()
+        )
+        return Section(title, table=Table(("policy", *(f"{rate:,.0f}/s" for rate in rates)), cells))
+
+    return (
+        overview,
+        ladder("Information a second, by offered load", lambda f: number(f.information)),
+        ladder("Share of requests in budget", lambda f: f"{100 * f.ok:.2f}%"),
+        ladder("Mean quality of the rows answered in budget", _quality),
+        ladder("99th percentile of the answers, ms", lambda f: number(f.p99_ms)),
+        ladder("Rejected (429)", lambda f: f"{100 * f.refused:.2f}%"),
+        *_simulated(comparison),
+    )
+
+
+def _overview(comparison: PolicyComparison) -> Section:
+    """Returns one row per policy: its capacity, its best run, and the step of the load."""
     c = comparison.conditions
     best = best_runs(comparison)
     static = [
@@ -157,27 +182,7 @@ def tables(comparison: PolicyComparison) -> tuple[Section, ...]:
             *doubts(comparison.trials, c, len(comparison.quality)),
         )
     )
-    overview = Section("Policies compared", note, table=Table(head, tuple(rows)))
-    rates = sorted({rate for t in comparison.trials.values() for rate in t.ladder})
-    if not rates:
-        return (overview,)
-
-    def ladder(title: str, show: Callable[[Figures], str]) -> Section:
-        cells = tuple(
-            (p, *("" if (f := t.at(rate)) is None else show(f) for rate in rates))
-            for p, t in comparison.trials.items()
-        )
-        return Section(title, table=Table(("policy", *(f"{rate:,.0f}/s" for rate in rates)), cells))
-
-    return (
-        overview,
-        ladder("Information a second, by offered load", lambda f: number(f.information)),
-        ladder("Share of requests in budget", lambda f: f"{100 * f.ok:.2f}%"),
-        ladder("Mean quality of the rows answered in budget", _quality),
-        ladder("99th percentile of the answers, ms", lambda f: number(f.p99_ms)),
-        ladder("Rejected (429)", lambda f: f"{100 * f.refused:.2f}%"),
-        *_simulated(comparison),
-    )
+    return Section("Policies compared", note, table=Table(head, tuple(rows)))
 
 
 def _simulated(comparison: PolicyComparison) -> tuple[Section, ...]:

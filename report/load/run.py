@@ -31,6 +31,7 @@ FATES = {
     Fate.OTHER: ("other, or no answer", 9),
 }
 """Label and color of each."""
+_over_time = partial(Chart, x_name="seconds")
 SLO_SHARE = 0.99
 TITLE = "Load test"
 
@@ -84,51 +85,71 @@ def write_run(
 
 def run_charts(outcome: Outcome, line: Timeline) -> tuple[Chart, ...]:
     """Returns the charts of a run, omitting empty ones."""
-    budget = _budget_ms(outcome)
-    limit = None if budget is None else Limit(budget, f"budget {budget:g} ms")
-    below = "Below the dashed line is in budget." if limit else ""
-
-    def series(name: str, y: F64, color: int = 0) -> Series:
-        return Series(name, line.at_s, y, color)
-
-    over_time = partial(Chart, x_name="seconds")
-    charts = [
-        over_time(
-            title="Latency",
-            caption=f"Percentiles of answers, by slice of {line.slice_s:.2g} s. {below}",
-            y_name="ms (log scale)",
-            series=tuple(
-                series(f"p{q:g}", line.latency_ms[i], i)
-                for i, q in reversed(list(enumerate(line.percentiles)))
-            ),
-            log=True,
-            limit=limit,
+    return (
+        _latency_chart(line, _budget_ms(outcome)),
+        *_answer_charts(line),
+        *_path_charts(line),
+        _over_time(
+            title="Requests in flight",
+            caption="Sent and not yet answered, at the end of each slice: the queue as a client sees it.",
+            y_name="requests",
+            series=(_series(line, "in flight", line.in_flight),),
         ),
-        over_time(
+    )
+
+
+def _series(line: Timeline, name: str, y: F64, color: int = 0) -> Series:
+    return Series(name, line.at_s, y, color)
+
+
+def _latency_chart(line: Timeline, budget_ms: float | None) -> Chart:
+    limit = None if budget_ms is None else Limit(budget_ms, f"budget {budget_ms:g} ms")
+    below = "Below the dashed line is in budget." if limit else ""
+    return _over_time(
+        title="Latency",
+        caption=f"Percentiles of answers, by slice of {line.slice_s:.2g} s. {below}",
+        y_name="ms (log scale)",
+        series=tuple(
+            _series(line, f"p{q:g}", line.latency_ms[i], i)
+            for i, q in reversed(list(enumerate(line.percentiles)))
+        ),
+        log=True,
+        limit=limit,
+    )
+
+
+def _answer_charts(line: Timeline) -> tuple[Chart, ...]:
+    return (
+        _over_time(
             title="How requests ended",
             caption="Requests a second by how they ended, stacked: the height is the load.",
             y_name="requests/s",
             series=tuple(
-                series(name, line.fates[fate], color)
+                _series(line, name, line.fates[fate], color)
                 for fate, (name, color) in FATES.items()
                 if line.fates[fate].any()
             ),
             kind="layers",
         ),
-        over_time(
+        _over_time(
             title="Goodput",
             caption="Rows answered within their budget, rows a second.",
             y_name="rows/s",
-            series=(series("goodput", line.goodput),),
+            series=(_series(line, "goodput", line.goodput),),
         ),
-    ]
+    )
+
+
+def _path_charts(line: Timeline) -> list[Chart]:
+    """Returns the paths' shares and the quality of answers; empty if neither is known."""
+    charts = []
     if line.paths:
         charts.append(
-            over_time(
+            _over_time(
                 title="Which path answered",
                 caption="Share of the rows answered, by path. Under load cheaper paths take over.",
                 y_name="share of rows",
-                series=tuple(series(name, line.mix[i], i) for i, name in enumerate(line.paths)),
+                series=tuple(_series(line, name, line.mix[i], i) for i, name in enumerate(line.paths)),
                 kind="layers",
                 y_high=1.0,
                 percent=True,
@@ -136,23 +157,15 @@ def run_charts(outcome: Outcome, line: Timeline) -> tuple[Chart, ...]:
         )
     if np.isfinite(line.quality).any():
         charts.append(
-            over_time(
+            _over_time(
                 title="Quality",
                 caption="Mean quality of the rows answered in budget. The axis does not begin at zero.",
                 y_name="quality of a row",
-                series=(series("quality", line.quality),),
+                series=(_series(line, "quality", line.quality),),
                 from_zero=False,
             )
         )
-    charts.append(
-        over_time(
-            title="Requests in flight",
-            caption="Sent and not yet answered, at the end of each slice: the queue as a client sees it.",
-            y_name="requests",
-            series=(series("in flight", line.in_flight),),
-        )
-    )
-    return tuple(charts)
+    return charts
 
 
 def _budget_ms(outcome: Outcome) -> float | None:

@@ -93,7 +93,7 @@ class Engine:
         self._retiring: dict[asyncio.Task[None], Serving] = {}
         self._kept_updates: tuple[Changes, ...] = ()
         """Row updates of the current generation and of the one that a rollback would restore."""
-        self.metrics.ask_ready(lambda: self.why_unready() is None)
+        self.metrics.set_ready_check(lambda: self.why_unready() is None)
 
     def load(self, plan: Plan, loaded: Mapping[Path, Bundle] = NO_BUNDLES) -> None:
         """Opens a plan and puts it into service; blocks.
@@ -149,7 +149,7 @@ class Engine:
         Raises PredictionLogError or PrivacyError.
         """
         self.prediction_log = PredictionLog(settings, serving.bundle.manifest.schema_)
-        self.metrics.watch_prediction_log(self.prediction_log.counts)
+        self.metrics.set_prediction_log_counts(self.prediction_log.counts)
         self.on_adopt.append(self.prediction_log.follow)
 
     def open_live_quality(
@@ -168,12 +168,12 @@ class Engine:
         for adopted in self.on_adopt:
             adopted(serving)
         model = serving.model
-        self.metrics.build(code_version(), model.name, model.version, serving.plan.paths[0].runtime)
+        self.metrics.set_build_info(code_version(), model.name, model.version, serving.plan.paths[0].runtime)
         self.default_budget_s = serving.plan.default_budget_ms / 1e3
         self.max_budget_s = serving.plan.max_budget_ms(serving.plan.default_budget_ms) / 1e3
-        self.metrics.watch(serving.dispatcher, self.default_budget_s)
-        self.metrics.tiers([stack.figures for stack in serving.tiers.distinct], serving.tiers.changes)
-        self.metrics.live.watch(serving.drifts)
+        self.metrics.set_dispatcher(serving.dispatcher, self.default_budget_s)
+        self.metrics.set_tiers([stack.figures for stack in serving.tiers.distinct], serving.tiers.changes)
+        self.metrics.live.set_drifts(serving.drifts)
         self.routing = serving.plan.routing
         left: dict[str, int] = {}
         self._kept_updates = tuple(serving.tiers.changes.values())

@@ -33,6 +33,7 @@ from polyrec.server.clock import clock
 from polyrec.server.codecs.json_rows import Decoder
 from polyrec.server.codecs.oip_codec import OipCodec
 from polyrec.server.dispatch.dispatcher import Dispatcher
+from polyrec.server.dispatch.executor import ExecutionPath
 from polyrec.server.lanes.lane import Lane, OnDeath
 from polyrec.server.lanes.opening import LaneOpening, open_lanes, open_path
 from polyrec.server.live_quality.feature_drift import FeatureDrift, drifts_of
@@ -152,7 +153,7 @@ def open_serving(
                 ) from None
     encoders = _encoders([(p, bundles[p.bundle]) for p in plan.paths])
     named = {p.name: encoder for p, encoder in zip(plan.paths, encoders, strict=True)}
-    tiers = open_tier_set(plan, bundles, named, metrics.moved, update_store)
+    tiers = open_tier_set(plan, bundles, named, metrics.record_move, update_store)
     try:
         serving = _open(plan, metrics, bundles, encoders, tiers, model_name, spare)
     except BaseException:
@@ -177,11 +178,11 @@ def _open(
     paths = _open_paths(plan, metrics, bundles, encoders, runtimes, qualities)
     router = _router(plan, paths, routing_values(qualities, plan.differences))
     statistics = Statistics()
-    counted = [metrics.lane(lane.name) for lane in plan.all_lanes()]
+    counted = [metrics.lane_metrics(lane.name) for lane in plan.all_lanes()]
     drifts = drifts_of([p.bundle for p in paths])
     observer = Recorder(
         counted,
-        [metrics.path(p.name, p.encoder, _tier(p, tiers), counted, statistics) for p in paths],
+        [metrics.path_metrics(p.name, p.encoder, _tier(p, tiers), counted, statistics) for p in paths],
         metrics.ticked,
         drifts,
     )
@@ -199,10 +200,8 @@ def _open(
     dispatcher = Dispatcher(
         router,
         lanes,
-        [p.name for p in paths],
-        encoders,
+        [ExecutionPath(p.name, p.encoder, stacks.get(p.name)) for p in paths],
         observer,
-        [stacks.get(p.name) for p in paths],
         tiers.prefetcher,
         tiers.cold_rows,
     )
@@ -241,7 +240,7 @@ def _open_paths(
                 quality,
                 _known(planned.accuracy, bundle, "accuracy"),
                 planned.latency or measure(runtimes[name], encoder),
-                {endpoint: metrics.endpoint(endpoint, name, quality) for endpoint in ENDPOINTS},
+                {endpoint: metrics.endpoint_metrics(endpoint, name, quality) for endpoint in ENDPOINTS},
                 (b"x-polyrec-path", name.encode()),
             )
         )

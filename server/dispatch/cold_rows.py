@@ -126,7 +126,7 @@ class ColdRows:
         remote = any(stack.tiers.remote is not None for stack, _, _ in self._paths.values())
         self._fetcher = Fetcher() if remote else None
 
-    def look(self, path: int | None, queries: Sequence[Query]) -> list[SeenQueries]:
+    def look_up(self, path: int | None, queries: Sequence[Query]) -> list[SeenQueries]:
         """Encodes queries and looks up their rows. Leaves out queries that cannot be encoded.
 
         path: index of the path that will probably answer, None if not known yet.
@@ -144,7 +144,7 @@ class ColdRows:
             batch = encode([query.payload.rows for query in ordered], encoder)
         except FeatureError:
             # retry one by one; the query that cannot be encoded fails later, in its dispatch
-            return [seen for q in queries for seen in self.look(path, [q])] if len(queries) > 1 else []
+            return [seen for q in queries for seen in self.look_up(path, [q])] if len(queries) > 1 else []
         seen = SeenQueries(stack, view, encoder, ordered, batch)
         if near.holds(batch):
             self.figures.hot += len(ordered)

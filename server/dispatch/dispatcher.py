@@ -12,8 +12,6 @@ import asyncio
 import math
 from collections.abc import Sequence
 
-from polyrec.models.schema.encoder import Encoder
-from polyrec.models.tiers.stack import TierStack
 from polyrec.planner.routing.latency.read_times import ReadSeconds
 from polyrec.planner.routing.query import Dispatch, Query, Rejection, RejectReason
 from polyrec.planner.routing.router import Router
@@ -24,7 +22,7 @@ from polyrec.server.codecs.rows import Rows
 from polyrec.server.dispatch.answer import Outbox, Pending, QueryPayload, fail
 from polyrec.server.dispatch.cold_rows import ColdRows, SeenQueries
 from polyrec.server.dispatch.control_loop import ControlLoop
-from polyrec.server.dispatch.executor import Executor
+from polyrec.server.dispatch.executor import ExecutionPath, Executor
 from polyrec.server.dispatch.observer import Observer
 from polyrec.server.dispatch.prefetcher import Prefetcher
 from polyrec.server.dispatch.supervisor import LaneSupervisor
@@ -36,9 +34,7 @@ from polyrec.server.tracing.trace import Trace
 class Dispatcher:
     """Executes queries on the lanes of one plan. Use from one event loop only.
 
-    encoders: an encoder per path.
-    paths: the names of the paths, as lanes know them.
-    stacks: the tiers of each path, None for a path with all rows in memory.
+    paths: in the router's order.
     prefetcher: reads rows from disk for waiting queries.
     cold_rows: replaces the prefetcher; finds and holds queries whose rows are in slow tiers.
     """
@@ -47,10 +43,8 @@ class Dispatcher:
         self,
         router: Router,
         lanes: Sequence[Lane],
-        paths: Sequence[str],
-        encoders: Sequence[Encoder],
+        paths: Sequence[ExecutionPath],
         observer: Observer,
-        stacks: Sequence[TierStack | None] = (),
         prefetcher: Prefetcher | None = None,
         cold_rows: ColdRows | None = None,
     ) -> None:
@@ -73,10 +67,7 @@ class Dispatcher:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._outbox: Outbox | None = None
         self._control = ControlLoop(router, observer, self._on_tick, self._answering)
-        self._executor = Executor(
-            *(router, lanes, paths, encoders, stacks, observer),
-            *(self._control, self._freed, self._deliver),
-        )
+        self._executor = Executor(router, lanes, paths, observer, self._control, self._freed, self._deliver)
         self._supervisor = LaneSupervisor(self._lanes, self._lane_restarted)
         self._shutdown_error: RequestError | None = None
         self.deaths = 0
@@ -163,7 +154,7 @@ class Dispatcher:
         """Looks up the rows of newly arrived queries, and holds those with rows that are not in memory."""
         arrived = [query for query in self._arrived if not query.settled]
         self._arrived.clear()
-        for seen in cold_rows.look(self._last_path, arrived):
+        for seen in cold_rows.look_up(self._last_path, arrived):
             for query in seen.queries:
                 query.payload.seen = seen
             held = []

@@ -27,12 +27,24 @@ from polyrec.server.dispatch.parts import encode_parts, scatter
 from polyrec.server.errors import DeadlinePassed, Defect, NotReady
 from polyrec.server.lanes.lane import Executed, Lane, LaneDied
 from polyrec.server.lanes.tiered_runtime import BatchView
-from polyrec.server.tracing.trace import record_execution
+from polyrec.server.tracing.trace import StageTimes, record_execution
 
 log = logging.getLogger("polyrec.dispatcher")
 
 DEFECTS_UNTIL_LANE_IS_SUSPECT = 3
 """Consecutive failed queries after which the lane is blamed instead of the queries."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ExecutionPath:
+    """One path as the executor needs it.
+
+    name: as lanes know it. stack: the tiers of its rows, None if all are in memory.
+    """
+
+    name: str
+    encoder: Encoder
+    stack: TierStack | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -68,7 +80,7 @@ class ActiveDispatch:
 class Executor:
     """The executions of one dispatcher, one at a time on each lane.
 
-    paths, encoders, stacks: see `Dispatcher`.
+    paths: in the router's order.
     freed: called with each dispatch that has ended, once its lane is free or its queries are queued again.
     deliver: called when queries have answers.
     control: receives the CPU seconds spent.
@@ -79,9 +91,7 @@ class Executor:
         self,
         router: Router,
         lanes: Sequence[Lane],
-        paths: Sequence[str],
-        encoders: Sequence[Encoder],
-        stacks: Sequence[TierStack | None],
+        paths: Sequence[ExecutionPath],
         observer: Observer,
         control: ControlLoop,
         freed: Callable[[Dispatch], None],
@@ -92,8 +102,6 @@ class Executor:
         self._router = router
         self._lanes = tuple(lanes)
         self._paths = tuple(paths)
-        self._encoders = tuple(encoders)
-        self._stacks = tuple(stacks) or (None,) * len(self._paths)
         self._control = control
         self._freed, self._deliver = freed, deliver
         self._defects = [0] * len(self._lanes)
@@ -148,7 +156,7 @@ class Executor:
 
             active.in_lane = True
             try:
-                self._lanes[lane].execute(self._paths[active.dispatch.path], batch, settle)
+                self._lanes[lane].execute(self._paths[active.dispatch.path].name, batch, settle)
             except Exception as e:
                 if not active.in_lane:
                     raise
@@ -169,9 +177,9 @@ class Executor:
         """
         parts = [p for p in group if not p.query.payload.answer.done()]
         start = clock()
-        stack = self._stacks[active.dispatch.path]
-        batch_view = None if stack is None else BatchView.enter(stack)
-        encoder = self._encoders[active.dispatch.path] if batch_view is None else batch_view.encoder
+        path = self._paths[active.dispatch.path]
+        batch_view = None if path.stack is None else BatchView.enter(path.stack)
+        encoder = path.encoder if batch_view is None else batch_view.encoder
         try:
             parts, batch = encode_parts(parts, encoder)
             if batch is not None and batch_view is not None:
@@ -267,14 +275,10 @@ class Executor:
             record_execution(
                 traces,
                 self._lanes[lane].name,
-                self._paths[dispatch.path],
+                self._paths[dispatch.path].name,
                 rows,
                 len(parts),
-                active.encoding_s,
-                active.encode_s,
-                executed.embed_s,
-                executed.dense_s,
-                now_s,
+                StageTimes(active.encoding_s, active.encode_s, executed.embed_s, executed.dense_s, now_s),
             )
         lost = batch_view is not None and batch_view.lost > 0
         scatter(dispatch, parts, probabilities, took_s, lost, active.encode_s)

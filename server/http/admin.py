@@ -39,7 +39,7 @@ from polyrec.server.errors import Invalid, Malformed, RequestError
 from polyrec.server.http.connection.body import read_body
 from polyrec.server.http.connection.reply import Reply, error_reply, json_reply
 from polyrec.server.http.documents import DrainResponse, NoteResponse, ReloadResponse, RoutingResponse
-from polyrec.server.http.openapi import ADMIN_ERRORS, Endpoint, Handler
+from polyrec.server.http.openapi import ADMIN_ERRORS, Endpoint, Handler, RequestBody, Success
 from polyrec.server.request_ids import SCOPE_KEY, log_extra
 from polyrec.server.source.model_source import LoadedPlan
 
@@ -303,9 +303,8 @@ def admin_endpoint(
         method="POST",
         tag="administration",
         summary=summary,
-        request=request,
-        body_required=body_required,
-        response=response,
+        request=RequestBody(request, body_required),
+        response=Success(response),
         errors=ADMIN_ERRORS,
         token="always",
     )

@@ -6,7 +6,7 @@ from starlette.requests import Request
 
 from polyrec.server.http.connection.reply import Reply, json_reply
 from polyrec.server.http.documents import LiveResponse, NotReadyResponse, ReadyResponse
-from polyrec.server.http.openapi import Endpoint, text_content
+from polyrec.server.http.openapi import Endpoint, Success, text_response
 from polyrec.server.metrics.exposition import render_all
 from polyrec.server.metrics.metrics import CONTENT_TYPE
 from polyrec.server.repository.repository import ModelRepository
@@ -40,7 +40,7 @@ def health_routes(models: ModelRepository) -> list[Endpoint]:
             tag="health",
             summary="Liveness",
             description="200 from the start of the process to its end.",
-            response=LiveResponse,
+            response=Success(LiveResponse),
         ),
         Endpoint(
             "/readyz",
@@ -48,15 +48,15 @@ def health_routes(models: ModelRepository) -> list[Endpoint]:
             tag="health",
             summary="Readiness",
             description="200 while the server can take requests: loaded, not draining, a lane alive.",
-            response=ReadyResponse,
-            responses={503: NotReadyResponse},
+            response=Success(ReadyResponse),
+            error_models={503: NotReadyResponse},
         ),
         Endpoint(
             "/metrics",
             metrics,
             tag="health",
             summary="Metrics in Prometheus's text format",
-            content=text_content(CONTENT_TYPE),
+            response=text_response(CONTENT_TYPE),
             errors=(421,),
         ),
     ]

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from pydantic import BaseModel
 from starlette.requests import Request
-from starlette.types import ASGIApp, Scope
+from starlette.types import Scope
 
 from polyrec.models.bundle.bundle import code_version
 from polyrec.server.app.engine import Engine
@@ -36,7 +37,7 @@ from polyrec.server.http.oip_documents import (
     ServerMetadata,
     StatisticsResponse,
 )
-from polyrec.server.http.openapi import CLIENT_ERRORS, PATH_HEADER, Endpoint, Handler
+from polyrec.server.http.openapi import CLIENT_ERRORS, PATH_HEADER, Endpoint, Handler, RequestBody, Success
 from polyrec.server.http.options import RequestOptions
 from polyrec.server.repository.repository import ModelRepository
 
@@ -114,7 +115,9 @@ def _server_routes(models: ModelRepository) -> list[Endpoint]:
     return [
         _endpoint("/v2", server, "The server's name, version and extensions", ServerMetadata),
         _endpoint("/v2/health/live", live, "Liveness", ServerLive),
-        _endpoint("/v2/health/ready", ready, "Readiness", ReadyResponse, responses={503: NotReadyResponse}),
+        _endpoint(
+            "/v2/health/ready", ready, "Readiness", ReadyResponse, error_models={503: NotReadyResponse}
+        ),
     ]
 
 
@@ -147,8 +150,8 @@ def _model_routes(models: ModelRepository, infer: HotEndpoint) -> list[Endpoint]
         except NotReady as e:
             return error_reply(e)
 
-    def documented(path: str, answer: Handler, summary: str, response: Any) -> Endpoint:
-        return _endpoint(path, answer, summary, response, errors=(404, 503))
+    def documented(path: str, answer: Handler, summary: str, model: type[BaseModel]) -> Endpoint:
+        return _endpoint(path, answer, summary, model, errors=(404, 503))
 
     # declared before the model endpoints, as `stats` cannot be a model's name
     routes = [
@@ -171,30 +174,33 @@ def _model_routes(models: ModelRepository, infer: HotEndpoint) -> list[Endpoint]
 
 
 def _infer_endpoint(path: str, infer: HotEndpoint) -> Endpoint:
-    return _endpoint(
+    return Endpoint(
         path,
         infer,
-        "Predict from tensors",
-        InferenceResponse,
+        tag="inference protocol",
+        summary="Predict from tensors",
+        response=Success(
+            InferenceResponse,
+            content={BINARY: {}},
+            headers={
+                **PATH_HEADER,
+                "Inference-Header-Content-Length": {
+                    "description": "Bytes of the JSON; only if binary data follow.",
+                    "schema": {"type": "integer"},
+                },
+            },
+        ),
         method="POST",
         description="Tensors as JSON, as binary data after the JSON, or mixed; see the headers.",
-        request=InferenceRequest,
+        request=RequestBody(InferenceRequest, content={BINARY: {}}),
         headers=InferHeaders,
-        request_content={BINARY: {}},
-        content={BINARY: {}},
-        response_headers={
-            **PATH_HEADER,
-            "Inference-Header-Content-Length": {
-                "description": "Bytes of the JSON; only if binary data follow.",
-                "schema": {"type": "integer"},
-            },
-        },
         errors=(404, *CLIENT_ERRORS),
         token="maybe",
     )
 
 
-def _endpoint(path: str, answer: Handler | ASGIApp, summary: str, response: Any, **declared: Any) -> Endpoint:
+def _endpoint(path: str, answer: Handler, summary: str, model: type[BaseModel], **declared: Any) -> Endpoint:
+    response = Success(model)
     return Endpoint(path, answer, tag="inference protocol", summary=summary, response=response, **declared)
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from copy import copy
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from fastapi import Body, FastAPI, Header, Path, Query, Security
@@ -118,22 +119,45 @@ AUTOMATIC = ("HTTPValidationError", "ValidationError")
 Handler = Callable[[Request], Awaitable[Reply]]
 
 
+@dataclass(frozen=True, slots=True)
+class RequestBody:
+    """A request's body: the model of its JSON, and the media types accepted in addition to JSON."""
+
+    model: Any
+    required: bool = True
+    content: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Success:
+    """A response with status 200: the model of its JSON, None if it has no JSON.
+
+    content: media types in addition to or instead of JSON.
+    """
+
+    model: Any = None
+    content: Mapping[str, Any] = field(default_factory=dict)
+    headers: Mapping[str, Any] = field(default_factory=dict)
+
+    def documented(self) -> dict[str, Any]:
+        """Returns the OpenAPI response object, without the model."""
+        entries = {"content": dict(self.content), "headers": dict(self.headers)}
+        return {name: entry for name, entry in entries.items() if entry}
+
+
 class Endpoint(APIRoute):
     """A route that FastAPI documents but `answer` handles.
 
     answer: a function of the request, or an ASGI application.
-    request: model of the body.
     query, headers: models of parameters.
-    response: model of the JSON for status 200. Without it and `content`, the endpoint never succeeds.
-    content: media types for status 200, in addition to or instead of JSON.
-    response_headers: headers for status 200.
     errors: statuses in addition to CONNECTION_ERRORS.
-    responses: models of error bodies other than `Error`.
+    error_models: models of error bodies other than `Error`.
     token: whether clients need a token; `maybe` if that depends on the server's settings.
     include_in_schema: whether the document lists the endpoint.
     """
 
-    def __init__(
+    # like a route of FastAPI: a declaration by keywords
+    def __init__(  # noqa: PLR0913
         self,
         path: str,
         answer: Handler | ASGIApp,
@@ -142,54 +166,38 @@ class Endpoint(APIRoute):
         summary: str,
         description: str = "",
         method: Literal["GET", "POST"] = "GET",
-        request: Any = None,
-        body_required: bool = True,
+        request: RequestBody | None = None,
         query: type[BaseModel] | None = None,
         headers: type[BaseModel] | None = None,
-        response: Any = None,
-        content: Mapping[str, Any] | None = None,
-        response_headers: Mapping[str, Any] | None = None,
-        request_content: Mapping[str, Any] | None = None,
+        response: Success,
         errors: Sequence[int] = (),
-        responses: Mapping[int, type[BaseModel]] | None = None,
+        error_models: Mapping[int, type[BaseModel]] | None = None,
         token: Literal["never", "maybe", "always"] = "never",
         include_in_schema: bool = True,
     ) -> None:
-        annotations: dict[str, Any] = {}
-        if query is not None:
-            annotations["query"] = Annotated[query, Query()]
-        if headers is not None:
-            annotations["headers"] = Annotated[headers, Header()]
-        if request is not None:
-            annotations["body"] = Annotated[request, Body()]
         extra: dict[str, Any] = {} if token != "maybe" else {"security": [{}]}
-        if request_content is not None:
-            extra["requestBody"] = {"content": request_content}
-        success: dict[str, Any] = {}
-        if content is not None:
-            success["content"] = dict(content)
-        if response_headers is not None:
-            success["headers"] = dict(response_headers)
+        if request is not None and request.content:
+            extra["requestBody"] = {"content": dict(request.content)}
+        error_models = error_models or {}
         super().__init__(
             path,
-            _Declaration(path, annotations, body_required),
+            _Declaration(path, query, headers, request),
             methods=[method],
             tags=[tag],
             summary=summary,
             operation_id=_operation_id(method, path),
-            response_model=response,
-            response_class=Response if response is None else JSONResponse,
+            response_model=response.model,
+            response_class=Response if response.model is None else JSONResponse,
             response_description="OK",
-            responses={200: success, **{s: {"model": model} for s, model in (responses or {}).items()}},
+            responses={200: response.documented(), **{s: {"model": m} for s, m in error_models.items()}},
             dependencies=[] if token == "never" else [Security(BEARER)],
             openapi_extra=extra,
             include_in_schema=include_in_schema,
         )
         self.description = description  # otherwise FastAPI takes the docstring of _Declaration
         self.method = method.lower()
-        self.errors = sorted({*CONNECTION_ERRORS, *errors} - set(responses or ()))
-        succeeds = response is not None or content is not None
-        self.inline_responses = [*(["200"] if succeeds else []), *map(str, responses or ())]
+        self.errors = sorted({*CONNECTION_ERRORS, *errors} - error_models.keys())
+        self.inline_responses = ["200", *map(str, error_models)]
         is_function = inspect.isfunction(answer) or inspect.ismethod(answer)
         self.app = request_response(answer) if is_function else answer  # type: ignore[arg-type, assignment]
         if method == "GET":
@@ -205,10 +213,23 @@ class Endpoint(APIRoute):
 class _Declaration:
     """A callable whose signature tells FastAPI an endpoint's parameters. Never called."""
 
-    def __init__(self, path: str, annotations: dict[str, Any], body_required: bool) -> None:
+    def __init__(
+        self,
+        path: str,
+        query: type[BaseModel] | None,
+        headers: type[BaseModel] | None,
+        request: RequestBody | None,
+    ) -> None:
         self.__name__ = path
-        in_path = {name: kind for name, kind in PATH_PARAMETERS.items() if f"{{{name}}}" in path}
-        defaults = {} if body_required else {"body": None}
+        parameters = {name: kind for name, kind in PATH_PARAMETERS.items() if f"{{{name}}}" in path}
+        if query is not None:
+            parameters["query"] = Annotated[query, Query()]
+        if headers is not None:
+            parameters["headers"] = Annotated[headers, Header()]
+        if request is not None:
+            parameters["body"] = Annotated[request.model, Body()]
+        optional = request is not None and not request.required
+        defaults = {"body": None} if optional else {}
         self.__signature__ = inspect.Signature(
             [
                 inspect.Parameter(
@@ -217,7 +238,7 @@ class _Declaration:
                     annotation=annotation,
                     default=defaults.get(name, inspect.Parameter.empty),
                 )
-                for name, annotation in (in_path | annotations).items()
+                for name, annotation in parameters.items()
             ]
         )
 
@@ -225,9 +246,9 @@ class _Declaration:
         raise NotImplementedError
 
 
-def text_content(media_type: str) -> dict[str, Any]:
-    """Returns the OpenAPI `content` of a text response."""
-    return {media_type: {"schema": {"type": "string"}}}
+def text_response(media_type: str) -> Success:
+    """Returns the declaration of a text response."""
+    return Success(content={media_type: {"schema": {"type": "string"}}})
 
 
 def _operation_id(method: str, path: str) -> str:

@@ -20,7 +20,7 @@ from polyrec.server.clock import clock
 from polyrec.server.errors import Malformed, NotReady, RequestError
 from polyrec.server.http.connection.reply import Reply, error_reply, json_reply
 from polyrec.server.http.documents import ModelsResponse, PathsResponse, RouteQuery
-from polyrec.server.http.openapi import Endpoint
+from polyrec.server.http.openapi import Endpoint, Success
 from polyrec.server.http.options import parse_budget_s, parse_quality
 from polyrec.server.repository.repository import ModelRepository
 
@@ -29,8 +29,11 @@ MAX_DIGITS = 9
 
 def plan_routes(engine: Engine, repository: ModelRepository) -> list[Endpoint]:
     """Returns the endpoints. /v1/models covers all models of the server, the others the engine's model."""
+    return [_models(repository), _plan(engine), _paths(engine), _route(engine)]
 
-    async def models(request: Request) -> Reply:
+
+def _models(repository: ModelRepository) -> Endpoint:
+    async def answer(request: Request) -> Reply:
         try:
             documents = [model_document(each.serving) for each in repository.engines]
         except NotReady:
@@ -39,20 +42,53 @@ def plan_routes(engine: Engine, repository: ModelRepository) -> list[Endpoint]:
             other["aliases"] = []
         return json_reply({"models": documents})
 
-    async def plan(request: Request) -> Reply:
+    return Endpoint(
+        "/v1/models",
+        answer,
+        tag="plan",
+        summary="The served models",
+        description="The default model comes first. The list is empty until the server has loaded.",
+        response=Success(ModelsResponse),
+    )
+
+
+def _plan(engine: Engine) -> Endpoint:
+    async def answer(request: Request) -> Reply:
         try:
             return json_reply(redact(engine.plan).model_dump(mode="json", exclude_none=True))
         except NotReady as e:
             return error_reply(e)
 
-    async def paths(request: Request) -> Reply:
+    return Endpoint(
+        "/v1/plan",
+        answer,
+        tag="plan",
+        summary="The plan in force",
+        description="With the operator's settings, without credentials and folders of the machine.",
+        response=Success(Plan),
+        errors=(503,),
+    )
+
+
+def _paths(engine: Engine) -> Endpoint:
+    async def answer(request: Request) -> Reply:
         try:
             serving = engine.serving
         except NotReady:
             return json_reply({"paths": [], "lanes": []})
         return json_reply(describe(serving))
 
-    async def route(request: Request) -> Reply:
+    return Endpoint(
+        "/v1/paths",
+        answer,
+        tag="plan",
+        summary="Open paths and lanes, and the router's state",
+        response=Success(PathsResponse),
+    )
+
+
+def _route(engine: Engine) -> Endpoint:
+    async def answer(request: Request) -> Reply:
         try:
             rows, budget_s, required = _parse_query(request, engine.default_budget_s)
             budget_s = min(budget_s, engine.max_budget_s)
@@ -61,41 +97,15 @@ def plan_routes(engine: Engine, repository: ModelRepository) -> list[Endpoint]:
         except RequestError as e:
             return error_reply(e)
 
-    return [
-        Endpoint(
-            "/v1/models",
-            models,
-            tag="plan",
-            summary="The served models",
-            description="The default model comes first. The list is empty until the server has loaded.",
-            response=ModelsResponse,
-        ),
-        Endpoint(
-            "/v1/plan",
-            plan,
-            tag="plan",
-            summary="The plan in force",
-            description="With the operator's settings, without credentials and folders of the machine.",
-            response=Plan,
-            errors=(503,),
-        ),
-        Endpoint(
-            "/v1/paths",
-            paths,
-            tag="plan",
-            summary="Open paths and lanes, and the router's state",
-            response=PathsResponse,
-        ),
-        Endpoint(
-            "/v1/route",
-            route,
-            tag="plan",
-            summary="Explain which path would answer a request now",
-            query=RouteQuery,
-            response=Explanation,
-            errors=(503,),
-        ),
-    ]
+    return Endpoint(
+        "/v1/route",
+        answer,
+        tag="plan",
+        summary="Explain which path would answer a request now",
+        query=RouteQuery,
+        response=Success(Explanation),
+        errors=(503,),
+    )
 
 
 def redact(plan: Plan) -> Plan:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import orjson
+from pydantic import BaseModel
 from starlette.types import Scope
 
 from polyrec.server.app.serving import OpenPath, Serving
@@ -24,7 +25,7 @@ from polyrec.server.http.documents import (
     RankingRequest,
     RankingResponse,
 )
-from polyrec.server.http.openapi import CLIENT_ERRORS, PATH_HEADER, Endpoint
+from polyrec.server.http.openapi import CLIENT_ERRORS, PATH_HEADER, Endpoint, RequestBody, Success
 
 
 class PredictCodec:
@@ -70,10 +71,10 @@ def predict_endpoint(predict: HotEndpoint) -> Endpoint:
     return _endpoint(
         "/v1/predict",
         predict,
+        PredictInstances | PredictColumns,
+        PredictResponse,
         summary="Predict the probability of each row",
         description="Rows as objects (`instances`) or as lists by feature (`columns`).",
-        request=PredictInstances | PredictColumns,
-        response=PredictResponse,
     )
 
 
@@ -82,10 +83,10 @@ def rank_endpoint(rank: HotEndpoint) -> Endpoint:
     return _endpoint(
         "/v1/rank",
         rank,
+        RankingRequest,
+        RankingResponse,
         summary="Rank the candidates of one context",
         description="The context is read and computed once. Candidates of equal score keep their order.",
-        request=RankingRequest,
-        response=RankingResponse,
     )
 
 
@@ -97,15 +98,19 @@ def _reply(content: dict[str, Any], answer: Answer, path: OpenPath) -> Reply:
     return Reply(orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY), headers=(path.header,))
 
 
-def _endpoint(path: str, answer: HotEndpoint, **declared: Any) -> Endpoint:
+def _endpoint(
+    path: str, answer: HotEndpoint, request: Any, response: type[BaseModel], summary: str, description: str
+) -> Endpoint:
     return Endpoint(
         path,
         answer,
         method="POST",
         tag="predictions",
+        summary=summary,
+        description=description,
         headers=OptionHeaders,
-        response_headers=PATH_HEADER,
+        request=RequestBody(request),
+        response=Success(response, headers=PATH_HEADER),
         errors=CLIENT_ERRORS,
         token="maybe",
-        **declared,
     )

@@ -32,6 +32,11 @@ clock = time.perf_counter
 
 
 def main(name: str, mailbox_fd: int, wake: int, done: int, lifeline: int, spare: int) -> None:
+    """Runs the worker until the server ends.
+
+    mailbox_fd: the shared memory. wake, done: eventfds, a batch is in the mailbox, its result is.
+    lifeline: a pipe that closes when the server ends. spare: whether to use only spare CPU time.
+    """
     die_with(lifeline)
     if spare:
         lower_priority()

@@ -91,7 +91,7 @@ class FeatureDrift:
             reference = None
         return cls(bundle.manifest.version, bundle.encoder, reference)
 
-    def note(self, batch: Batch, encoder: Encoder | None, now_s: float) -> None:
+    def record(self, batch: Batch, encoder: Encoder | None, now_s: float) -> None:
         """Counts an executed batch if one is due. encoder: the encoder of its rows; None: the bundle's."""
         if self._reference is None or now_s < self._next_s or not batch.rows:
             return

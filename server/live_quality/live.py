@@ -120,7 +120,7 @@ class LiveQuality:
         """Returns the last report and the changes of values, for the status page; None without a report."""
         if self.report is None:
             return None
-        by = {name: value - self._values[name] for name, value in self._worths().items()}
+        by = {name: value - self._values[name] for name, value in self._base_values().items()}
         return self.report.model_dump() | {"value_changes": by}
 
     def judged_of(self, serving: Serving) -> JudgeSettings:
@@ -182,21 +182,21 @@ class LiveQuality:
             confirmed = {name: path.confirmed for name, path in self.report.paths.items()}
             ranges = {name: (c[1], c[2]) for name, c in confirmed.items() if c is not None}
         values = following_values(self._values, ranges, self._settings.bound)
-        before = self._worths()
+        before = self._base_values()
         moved = [name for name, value in values.items() if abs(value - before[name]) > 1e-9]
         if not moved:
             return
-        self._serving.dispatcher.router.set_worths(values)
+        self._serving.dispatcher.router.set_base_values(values)
         changes = ", ".join(f"{name} {before[name]:.4f} -> {values[name]:.4f}" for name in moved)
         log.warning("values follow live quality: %s", changes)
         self._metrics.events.add(clock(), "routing", f"values follow live quality: {changes}")
         for name, value in values.items():
-            self._metrics.live.moved(name, value - self._values[name])
+            self._metrics.live.set_value_change(name, value - self._values[name])
 
-    def _worths(self) -> dict[str, float]:
+    def _base_values(self) -> dict[str, float]:
         """Returns the router's current value of an answered row by path."""
         assert self._serving is not None
-        return {path.name: path.worth for path in self._serving.dispatcher.router.state.paths}
+        return {path.name: path.base_value for path in self._serving.dispatcher.router.state.paths}
 
     def _check(self, serving: Serving) -> None:
         """Raises LiveQualityError if a generation cannot be judged."""
@@ -237,7 +237,7 @@ class LiveQuality:
 
 def _path_values(serving: Serving) -> dict[str, float]:
     """Returns the value of each path, as its router got it."""
-    return {path.name: path.worth for path in serving.dispatcher.router.state.path_specs}
+    return {path.name: path.base_value for path in serving.dispatcher.router.state.path_specs}
 
 
 def _made_s(path: OpenPath) -> float:

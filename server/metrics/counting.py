@@ -195,7 +195,7 @@ class Recorder:
 
     def batch_executed(self, batch: ExecutedBatch) -> None:
         self._executed[batch.path](batch)
-        self._drifts[batch.path].note(batch.batch, batch.encoder, clock())
+        self._drifts[batch.path].record(batch.batch, batch.encoder, clock())
 
     def lane_alive(self, lane: int, alive: bool) -> None:
         self._lanes[lane].alive(alive)

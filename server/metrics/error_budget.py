@@ -36,7 +36,7 @@ class ErrorBudget:
         self._counts: deque[Count] = deque([Count(started_s, 0, 0)], maxlen=round(longest_s / EVERY_S) + 2)
         self._now = self._counts[0]
 
-    def note(self, now_s: float, counted: float, missed: float) -> None:
+    def record(self, now_s: float, counted: float, missed: float) -> None:
         """Records the cumulative counts."""
         self._now = Count(now_s, counted, missed)
         if now_s - self._counts[-1].at_s >= EVERY_S:

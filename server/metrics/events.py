@@ -85,7 +85,7 @@ class _Episode:
         self._left = 0
         """Calm samples until the end; 0: none is in progress."""
 
-    def note(self, bad: bool, calm: bool) -> Literal["began", "ended"] | None:
+    def record(self, bad: bool, calm: bool) -> Literal["began", "ended"] | None:
         """Records a sample, which may be neither bad nor calm."""
         if bad:
             begins, self._left = not self._left, self._calm
@@ -105,12 +105,12 @@ class Overload:
         self._episode = _Episode(CALM_SAMPLES)
         self._began_s = self._bad_s = self._noted_s = 0.0
 
-    def note(self, now_s: float, counted: float, rejected: float) -> None:
+    def record(self, now_s: float, counted: float, rejected: float) -> None:
         """Records cumulative counts. counted: requests that the SLO counts; rejected: with 429 or 504."""
         requests, refused = counted - self._counted, rejected - self._rejected
         self._counted, self._rejected = counted, rejected
         bad = refused > OVERLOADED_SHARE * requests and refused >= MIN_REJECTED
-        change = self._episode.note(bad, calm=not bad)
+        change = self._episode.record(bad, calm=not bad)
         if bad:
             self._bad_s = now_s
         if change == "began":
@@ -145,9 +145,9 @@ class LossDetector:
         self._lost = self._kept = self._lost_before = 0.0
         self._episode = _Episode(calm)
 
-    def note(self, now_s: float, lost: float, kept: float) -> None:
+    def record(self, now_s: float, lost: float, kept: float) -> None:
         """Takes the counts so far."""
-        change = self._episode.note(lost > self._lost, calm=kept > self._kept)
+        change = self._episode.record(lost > self._lost, calm=kept > self._kept)
         if change == "began":
             self._lost_before = self._lost
             self._events.add(now_s, *self._began)
@@ -165,7 +165,7 @@ class Stalls:
         self._stalled: dict[LaneState, float] = {}
         """Start of the batch by lane, in seconds; a reload replaces lanes by others of the same names."""
 
-    def note(self, now_s: float, lanes: Iterable[tuple[str, LaneState]]) -> None:
+    def record(self, now_s: float, lanes: Iterable[tuple[str, LaneState]]) -> None:
         """Takes the lanes' states, by name; to be called every tick."""
         before, self._stalled = self._stalled, {}
         for name, lane in lanes:
@@ -204,7 +204,7 @@ class Incidents:
             CALM_SAMPLES,
         )
 
-    def note(
+    def record(
         self,
         now_s: float,
         sample: Mapping[str, Any],
@@ -218,8 +218,8 @@ class Incidents:
         prediction log, by kind and outcome. fallbacks: rows that the remote store failed to deliver.
         """
         outcomes = sample["outcomes"]
-        self._overload.note(now_s, counted, outcomes["overloaded"] + outcomes["expired"])
+        self._overload.record(now_s, counted, outcomes["overloaded"] + outcomes["expired"])
         lost = sum(number for (_, outcome), number in logged.items() if outcome in ("lost", "dropped"))
         written = sum(number for (_, outcome), number in logged.items() if outcome == "written")
-        self._records.note(now_s, lost, written)
-        self._rows.note(now_s, fallbacks, sample["tiers"].get("remote", (0, 0))[1])
+        self._records.record(now_s, lost, written)
+        self._rows.record(now_s, fallbacks, sample["tiers"].get("remote", (0, 0))[1])

@@ -29,15 +29,15 @@ class History:
         self._samples: deque[Sample] = deque(maxlen=round(KEPT_S / EVERY_S))
         self._due_s = started_s
 
-    def note(self, now_s: float) -> Sample | None:
+    def sample_if_due(self, now_s: float) -> Sample | None:
         """Takes and keeps a sample if one is due; returns it or None."""
         if now_s < self._due_s:
             return None
         self._due_s = now_s + EVERY_S
-        self._samples.append(self.now(now_s))
+        self._samples.append(self.current_sample(now_s))
         return self._samples[-1]
 
-    def now(self, now_s: float) -> Sample:
+    def current_sample(self, now_s: float) -> Sample:
         """Takes a sample without keeping it."""
         return {"t": round(now_s - self._started_s, 3)} | self._sample()
 

@@ -33,7 +33,7 @@ class PredictionLogMetrics:
         self._logged = {"requests": requests, "labels": labels}
         self.counts: Callable[[], Mapping[tuple[str, str], int]] = dict
 
-    def watch(self, counts: Callable[[], Mapping[tuple[str, str], int]]) -> None:
+    def set_counts(self, counts: Callable[[], Mapping[tuple[str, str], int]]) -> None:
         """Sets the function that counts `requests` and `labels` by outcome."""
         self.counts = counts
 
@@ -114,7 +114,7 @@ class LiveMetrics:
         for family in self._every:
             family.clear()
 
-    def watch(self, drifts: Sequence[FeatureDrift]) -> None:
+    def set_drifts(self, drifts: Sequence[FeatureDrift]) -> None:
         """Sets the feature drifts that are read at every scrape."""
         self._drifts = tuple(drifts)
 
@@ -142,7 +142,7 @@ class LiveMetrics:
         """Sets the age of the last report."""
         self._age.only.set(seconds)
 
-    def moved(self, path: str, by: float) -> None:
+    def set_value_change(self, path: str, by: float) -> None:
         """Sets the change of a path's value."""
         self._moved.labels(path).set(by)
 

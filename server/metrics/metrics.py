@@ -203,11 +203,11 @@ class Metrics:
         """All metrics except those of the process."""
         return self._registry.families
 
-    def ask_ready(self, is_ready: Callable[[], bool]) -> None:
+    def set_ready_check(self, is_ready: Callable[[], bool]) -> None:
         """Sets the function that returns, at every scrape, whether the server is ready."""
         self._is_ready = is_ready
 
-    def build(self, code_version: str, bundle: str, bundle_version: str, runtime: str) -> None:
+    def set_build_info(self, code_version: str, bundle: str, bundle_version: str, runtime: str) -> None:
         self._build.clear()
         self._build.labels(code_version, bundle, bundle_version, runtime, platform.python_version()).set(1)
 
@@ -218,7 +218,7 @@ class Metrics:
             lambda outcome: self.seconds.labels(endpoint, path, outcome),
         )
 
-    def endpoint(self, endpoint: str, path: str, quality: float | None) -> EndpointMetrics:
+    def endpoint_metrics(self, endpoint: str, path: str, quality: float | None) -> EndpointMetrics:
         """Returns the instruments of an endpoint on a path. quality: the path's, None if unknown."""
         answers = EndpointMetrics(
             self.outcomes(endpoint, path),
@@ -230,7 +230,7 @@ class Metrics:
         self._buffering.add(answers)
         return answers
 
-    def path(
+    def path_metrics(
         self,
         path: str,
         encoder: Encoder,
@@ -240,8 +240,8 @@ class Metrics:
     ) -> BatchMetrics:
         """Returns the instruments of a path's batches.
 
-        tier: the memory that holds all its rows; None if they are in several tiers, whose figures `tiers`
-        adds. lanes: all lanes of the plan. statistics: records the batches too.
+        tier: the memory that holds all its rows; None if they are in several tiers, whose figures
+        `set_tiers` adds. lanes: all lanes of the plan. statistics: records the batches too.
         """
         batches = BatchMetrics(
             [self.phases.labels(path, phase) for phase in ("encode", "embed", "dense")],
@@ -255,16 +255,16 @@ class Metrics:
         self._buffering.add(batches)
         return batches
 
-    def tiers(self, sources: Iterable[Callable[[], Figures]], changes: Mapping[str, Changes]) -> None:
+    def set_tiers(self, sources: Iterable[Callable[[], Figures]], changes: Mapping[str, Changes]) -> None:
         """Sets the tiers, and the updates by path, whose figures are read at every scrape."""
-        self._tiers.watch(sources)
-        self._updates.watch(changes)
+        self._tiers.set_sources(sources)
+        self._updates.set_changes(changes)
 
-    def moved(self, moves: DriftReport) -> None:
+    def record_move(self, moves: DriftReport) -> None:
         """Records an attempt to reorder rows; called from a thread."""
-        self._tiers.moved(moves)
+        self._tiers.record_move(moves)
 
-    def lane(self, lane: str) -> LaneMetrics:
+    def lane_metrics(self, lane: str) -> LaneMetrics:
         """Returns the instruments of one lane."""
         deaths = self.lane_deaths.labels(lane)
 
@@ -280,27 +280,27 @@ class Metrics:
     def ticked(self, late_s: float, took_s: float) -> None:
         """Records one tick of the control loop."""
         self._loop.ticked(late_s, took_s)
-        self._incidents.stalls.note(clock(), self._routed.lanes())
-        self.note()
+        self._incidents.stalls.record(clock(), self._routed.lanes())
+        self.sample_if_due()
 
-    def watch(self, dispatcher: Dispatcher, default_budget_s: float) -> None:
+    def set_dispatcher(self, dispatcher: Dispatcher, default_budget_s: float) -> None:
         """Sets the dispatcher whose state is read at every scrape."""
         self.generations.only.inc()
-        self._routed.watch(dispatcher, default_budget_s)
-        self.note()
+        self._routed.set_dispatcher(dispatcher, default_budget_s)
+        self.sample_if_due()
 
-    def note(self) -> None:
+    def sample_if_due(self) -> None:
         """Keeps a sample if one is due, and updates the error budget and incidents."""
         now_s = clock()
-        sample = self.history.note(now_s)
+        sample = self.history.sample_if_due(now_s)
         if sample is not None:
             counted = self._charge_error_budget(now_s, sample)
-            self._incidents.note(now_s, sample, counted, self._log.counts(), self._tiers.fallbacks.value)
+            self._incidents.record(now_s, sample, counted, self._log.counts(), self._tiers.fallbacks.value)
 
-    def now(self) -> Sample:
+    def current_sample(self) -> Sample:
         """Takes a sample now without keeping it, and updates the error budget to it."""
         now_s = clock()
-        sample = self.history.now(now_s)
+        sample = self.history.current_sample(now_s)
         self._charge_error_budget(now_s, sample)
         return sample
 
@@ -308,12 +308,12 @@ class Metrics:
         """Adds a sample's requests to the error budget; returns the number that the SLO counts."""
         missed = sum(sample["outcomes"][outcome] for outcome in SLO_MISSES)
         counted: float = missed + sample["outcomes"][OK]
-        self.error_budget.note(now_s, counted, missed)
+        self.error_budget.record(now_s, counted, missed)
         return counted
 
-    def watch_prediction_log(self, counts: Callable[[], Mapping[tuple[str, str], int]]) -> None:
+    def set_prediction_log_counts(self, counts: Callable[[], Mapping[tuple[str, str], int]]) -> None:
         """Sets the function that counts the log's `requests` and `labels` by outcome; read at scrapes."""
-        self._log.watch(counts)
+        self._log.set_counts(counts)
 
     def refresh(self) -> None:
         """Updates all metrics that are read on demand."""
@@ -358,7 +358,7 @@ class Metrics:
             tier: [lookups.value, self.hits.labels(tier).value]
             for (tier,), lookups in self.lookups.children.items()
         }
-        queue_rows, budget_s = self._routed.now()
+        queue_rows, budget_s = self._routed.queue_rows_and_budget_s()
         return {
             "outcomes": outcomes,
             "rows": rows,

@@ -16,6 +16,14 @@ class RouterMetrics:
     """Gauges of the router's state."""
 
     def __init__(self, registry: Registry) -> None:
+        self._add_traffic(registry)
+        self._add_paths(registry)
+        self._add_lanes(registry)
+        self._cold = ColdRowMetrics(registry)
+        self._dispatcher: Dispatcher | None = None
+        self._default_budget_s = 0.0
+
+    def _add_traffic(self, registry: Registry) -> None:
         gauge = registry.gauge
         self._queue_rows = gauge("polyrec_queue_rows", "Rows waiting for a lane.")
         self._queue_queries = gauge("polyrec_queue_queries", "Queries waiting for a lane.")
@@ -34,6 +42,9 @@ class RouterMetrics:
             "polyrec_default_budget_seconds", "Latency budget of requests without their own."
         )
         self._policy = registry.info("polyrec_policy_info", "The routing policy in force.", "policy")
+
+    def _add_paths(self, registry: Registry) -> None:
+        gauge = registry.gauge
         self._quality = gauge(
             "polyrec_path_quality",
             "Quality of a path on test rows, in the plan's metric (by default information gain, 1 - NE).",
@@ -60,6 +71,9 @@ class RouterMetrics:
             "Price of a second of a device's time, in information; 0 under a policy without prices.",
             "device",
         )
+
+    def _add_lanes(self, registry: Registry) -> None:
+        gauge = registry.gauge
         self._lane = registry.info(
             "polyrec_lane_info", "A lane, its device and its kind.", *("lane", "device", "kind")
         )
@@ -85,11 +99,9 @@ class RouterMetrics:
             "Share of the lanes' time that is guaranteed to the model; 1 for a single model.",
         )
         self._held = gauge("polyrec_held_queries", "Queries whose missing rows are being read.")
-        self._cold = ColdRowMetrics(registry)
-        self._dispatcher: Dispatcher | None = None
-        self._default_budget_s = 0.0
 
-    def watch(self, dispatcher: Dispatcher, default_budget_s: float) -> None:
+    def set_dispatcher(self, dispatcher: Dispatcher, default_budget_s: float) -> None:
+        """Sets the dispatcher whose state is read at every scrape, and the figures that its plan fixes."""
         per_plan: tuple[Family[Gauge], ...] = (
             *(self._quality, self._accuracy, self._value, self._predicted, self._price),
             *(self._lane, self._up, self._breaker, self._correction, self._used),
@@ -105,9 +117,9 @@ class RouterMetrics:
         self._default_budget.only.set(default_budget_s)
         self._default_budget_s = default_budget_s
         self._dispatcher = dispatcher
-        self._cold.watch(dispatcher.cold_rows)
+        self._cold.set_cold_rows(dispatcher.cold_rows)
 
-    def now(self) -> tuple[float, float]:
+    def queue_rows_and_budget_s(self) -> tuple[float, float]:
         """Returns the number of waiting rows, and the typical budget in seconds (at first the default)."""
         if self._dispatcher is None:
             return 0.0, 0.0
@@ -133,7 +145,7 @@ class RouterMetrics:
         self._queries.only.set(snapshot.queries_s)
         self._rows.only.set(snapshot.demand_rows_s)
         self._capacity.only.set(snapshot.total_rate)
-        self._budget.only.set(self.now()[1])
+        self._budget.only.set(self.queue_rows_and_budget_s()[1])
         sharing = self._dispatcher.sharing
         self._allotted.only.set(0.0 if sharing is None else sharing.allotted)
         self._guaranteed.only.set(1.0 if sharing is None else sharing.guaranteed)
@@ -172,7 +184,7 @@ class ColdRowMetrics:
         self._watched: ColdRows | None = None
         self._last = ColdRowFigures()
 
-    def watch(self, cold_rows: ColdRows | None) -> None:
+    def set_cold_rows(self, cold_rows: ColdRows | None) -> None:
         self.refresh()
         self._watched, self._last = cold_rows, ColdRowFigures()
 

@@ -50,6 +50,7 @@ class Statistics:
     def succeeded(
         self, rows: int, total_s: float, queue_s: float, parse_s: float, infer_s: float, serialize_s: float
     ) -> None:
+        """Records an answered request: its rows, and the seconds in total and of each phase."""
         self._answered.append((rows, total_s, queue_s, parse_s, infer_s, serialize_s))
         self._last_s = time.time()
         if len(self._answered) >= FLUSH_SIZE:

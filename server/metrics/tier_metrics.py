@@ -59,7 +59,7 @@ class TierMetrics:
         self._orders = registry.counter("polyrec_embedding_orders", "New row orders installed (drift).")
         self._tiered: list[StackMetrics] = []
 
-    def watch(self, sources: Iterable[Callable[[], Figures]]) -> None:
+    def set_sources(self, sources: Iterable[Callable[[], Figures]]) -> None:
         """Sets the tiers whose figures are read.
 
         Reads the previous tiers' figures once more; lookups of queries still in progress there are not
@@ -71,7 +71,7 @@ class TierMetrics:
         totals = (self.fallbacks, self._prefetched.only)
         self._tiered = [StackMetrics(source, by_tier, by_table, totals) for source in sources]
 
-    def moved(self, moves: DriftReport) -> None:
+    def record_move(self, moves: DriftReport) -> None:
         """Records an attempt to reorder rows; called from a thread."""
         if moves.rows:
             self._orders.only.inc()
@@ -156,7 +156,7 @@ class UpdateMetrics:
         self._watched: dict[str, Changes] = {}
         self._last: WeakKeyDictionary[Changes, UpdateFigures] = WeakKeyDictionary()
 
-    def watch(self, changes: Mapping[str, Changes]) -> None:
+    def set_changes(self, changes: Mapping[str, Changes]) -> None:
         """Sets the updates whose figures are read, after reading the previous ones' a last time."""
         self.refresh()
         first: dict[int, str] = {}

@@ -22,6 +22,7 @@ Arrays = Sequence[I64]
 
 
 def lookups_of(batch: Batch) -> Lookups:
+    """Returns the lookups of a batch."""
     context, candidate = batch.context, batch.candidate
     return (
         *(context.ranks, context.bag_values, context.bag_offsets),

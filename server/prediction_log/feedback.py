@@ -22,7 +22,7 @@ from polyrec.server.app.engine import Engine
 from polyrec.server.errors import Invalid, Malformed, NotFound, NotReady, RequestError, shortened
 from polyrec.server.http.connection.body import read_body
 from polyrec.server.http.connection.reply import Reply, error_reply, json_reply
-from polyrec.server.http.openapi import Endpoint
+from polyrec.server.http.openapi import Endpoint, RequestBody, Success
 
 MAX_ITEMS = 1000
 MAX_ROWS = 4096
@@ -118,8 +118,8 @@ def feedback_endpoint(engine: Engine) -> Endpoint:
         tag="predictions",
         summary="Labels of rows that were answered before",
         description="Joined with the prediction log by request id; an unknown id is no error.",
-        request=FeedbackItem | FeedbackList,
-        response=FeedbackResponse,
+        request=RequestBody(FeedbackItem | FeedbackList),
+        response=Success(FeedbackResponse),
         errors=(401, 403, 404, 413, 422, 503),
         token="always",
     )

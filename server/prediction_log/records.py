@@ -59,6 +59,7 @@ class IdRows(msgspec.Struct, array_like=True, frozen=True, tag="ids"):
 
     @classmethod
     def from_rows(cls, rows: Tensors | RankedTensors) -> Self:
+        """Returns the record form of a request's rows."""
         lengths = None if rows.request_lengths is None else _bytes(rows.request_lengths)
         if isinstance(rows, Tensors):
             return cls(None, IdTensors.from_tensors(rows), None, lengths)

@@ -18,7 +18,7 @@ from polyrec.server.errors import Conflict, NotReady
 from polyrec.server.http.admin import MAX_BODY_BYTES, Admin, parse_arguments
 from polyrec.server.http.connection.reply import Reply, json_reply
 from polyrec.server.http.oip_documents import ModelState
-from polyrec.server.http.openapi import ADMIN_ERRORS, Endpoint
+from polyrec.server.http.openapi import ADMIN_ERRORS, Endpoint, RequestBody, Success
 from polyrec.server.repository.loader import UNLOADED, ModelLoader
 from polyrec.server.repository.repository import ModelRepository
 
@@ -84,7 +84,7 @@ def repository_routes(models: ModelRepository, admin: Admin, loader: ModelLoader
             index,
             tag="inference protocol",
             summary="The models and their states",
-            response=list[ModelState],
+            response=Success(list[ModelState]),
             method="POST",
             errors=(421,),
         ),
@@ -96,9 +96,8 @@ def repository_routes(models: ModelRepository, admin: Admin, loader: ModelLoader
                 summary=f"{action.capitalize()} a model",
                 description="Only on a server of several models (409).",
                 method="POST",
-                request=request,
-                body_required=False,
-                response=ModelState,
+                request=RequestBody(request, required=False),
+                response=Success(ModelState),
                 errors=(404, *ADMIN_ERRORS),
                 token="always",
             )

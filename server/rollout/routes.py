@@ -18,7 +18,7 @@ from starlette.requests import Request
 
 from polyrec.server.http.admin import MAX_BODY_BYTES, Admin, Arguments, admin_call
 from polyrec.server.http.connection.reply import Reply
-from polyrec.server.http.openapi import ADMIN_ERRORS, Endpoint
+from polyrec.server.http.openapi import ADMIN_ERRORS, Endpoint, Success
 from polyrec.server.rollout.control import RolloutControl
 from polyrec.server.rollout.documents import EndRequest, RolloutStatus, ShareRequest, StartRequest
 
@@ -51,7 +51,7 @@ def rollout_routes(admin: Admin, control: RolloutControl) -> list[Endpoint]:
             status,
             tag="administration",
             summary="The rollout in progress, and the last ones",
-            response=RolloutStatus,
+            response=Success(RolloutStatus),
             errors=ADMIN_ERRORS,
             token="always",
         ),

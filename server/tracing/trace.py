@@ -88,23 +88,30 @@ class Trace:
         )
 
 
-def record_execution(
-    traces: Sequence[Trace],
-    lane: str,
-    path: str,
-    rows: int,
-    queries: int,
-    encoding_s: float,
-    encode_s: float,
-    embed_s: float,
-    dense_s: float,
-    ended_s: float,
-) -> None:
-    """Adds an executed batch to the traces of its sampled requests. encoding_s, ended_s: begin and end.
+@dataclass(frozen=True, slots=True)
+class StageTimes:
+    """When a batch began and ended on the server's clock, and how long its stages took, in seconds."""
 
-    A lane reports how long its stages took, not when they ran; the delays to and from it are assumed equal.
-    """
-    embed_at_s = (encoding_s + encode_s + ended_s - embed_s - dense_s) / 2
+    began_s: float
+    encode_s: float
+    embed_s: float
+    dense_s: float
+    ended_s: float
+
+    @property
+    def embed_at_s(self) -> float:
+        """When the embed stage began.
+
+        A lane reports how long its stages took, not when they ran; the delays to and from it are assumed
+        equal.
+        """
+        return (self.began_s + self.encode_s + self.ended_s - self.embed_s - self.dense_s) / 2
+
+
+def record_execution(
+    traces: Sequence[Trace], lane: str, path: str, rows: int, queries: int, times: StageTimes
+) -> None:
+    """Adds an executed batch to the traces of its sampled requests. queries: in the batch, sampled or not."""
     execution = Execution(
         trace_id(),
         span_id(),
@@ -112,12 +119,12 @@ def record_execution(
         path,
         rows,
         queries,
-        encoding_s,
-        encode_s,
-        embed_at_s,
-        embed_s,
-        dense_s,
-        ended_s,
+        times.began_s,
+        times.encode_s,
+        times.embed_at_s,
+        times.embed_s,
+        times.dense_s,
+        times.ended_s,
     )
     for trace in traces:
         trace.executions.append(execution)

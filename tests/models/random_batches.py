@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from polyrec.models.schema.batch import Batch, Block
+from polyrec.models.schema.batch import I64, Batch, Block
+from polyrec.models.schema.encoder import Encoder
 from polyrec.models.schema.schema import Categorical, Dense, Label, Role, Schema, Split
 
 
@@ -68,3 +69,23 @@ def random_batch(
         return Batch(random_block(random, schema, "context", table_rows, rows), candidate)
     context = random_block(random, schema, "context", table_rows, contexts)
     return Batch(context, candidate, random.integers(0, contexts, rows))
+
+
+def random_ids(encoder: Encoder, rows: int, random: np.random.Generator) -> Batch:
+    """A plain batch of ids, of which a fifth are unknown and a fifth missing; lists of 0 to 3 values."""
+    schema = encoder.schema
+
+    def ids(feature: Categorical, n: int) -> I64:
+        v = encoder.vocabulary(feature)
+        kind = random.random(n)
+        known = random.integers(0, v.size, n)
+        return np.where(kind < 0.2, v.oov_id, np.where(kind < 0.4, v.missing_id, known))
+
+    singles = np.stack([ids(f, rows) for f in schema.singles], 1)
+    bags = {}
+    for f in schema.categorical:
+        if f.multi:
+            lengths = random.integers(0, 4, rows)
+            bags[f.name] = ids(f, int(lengths.sum())), lengths
+    dense = random.normal(0, 1, (rows, len(schema.dense))).astype(np.float32)
+    return encoder.from_ids(dense, singles, bags)

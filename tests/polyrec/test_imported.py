@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from polyrec.cli.main import main
-from polyrec.measure.profile.requests import bag_lengths
+from polyrec.loadtest.traffic.feature_draws import bag_lengths
 from polyrec.models.bundle.bundle import load_bundle
 from polyrec.planner.deployment.bundle_contents import read_tables
 from polyrec.planner.plan import load_plan

@@ -16,7 +16,7 @@ from mosec.errors import ValidationError
 from benchmarks.peers.servers.peer_session import BadRequest, PeerSession, decode, encode
 
 
-class PeerWorker(Worker):
+class PeerWorker(Worker):  # type: ignore[misc]
     """Executes one request at a time."""
 
     def __init__(self) -> None:

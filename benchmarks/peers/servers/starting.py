@@ -53,10 +53,10 @@ class ServerName:
     @staticmethod
     def parse(name: str) -> ServerName:
         """Parses a name. Raises PeerFailed for an unknown server or precision."""
-        kind, *precision = name.split(":")
-        if kind not in KINDS or len(precision) > 1 or not set(precision) <= set(PRECISIONS):
+        kind, colon, precision = name.partition(":")
+        if kind not in KINDS or (colon and precision not in PRECISIONS):
             raise PeerFailed(f"unknown server '{name}'")
-        return ServerName(name, kind, *precision)
+        return ServerName(name, kind, precision) if colon else ServerName(name, kind)
 
 
 @dataclass(frozen=True, slots=True)

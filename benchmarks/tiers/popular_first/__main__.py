@@ -117,7 +117,7 @@ def main() -> None:
         if args.store_delay_ms is not None:
             url = opened.enter_context(delayed_store(bundle, cuts, args.store_delay_ms / 1e3, Path(made)))
         tiered = tiered_plan(bundle, args.directory, memory, cuts, url)
-        plans = {}
+        files = {}
         for name in ("memory", "popular first", "read ahead"):
             plan = plan_of(bundle, args.directory, None, True) if name == "memory" else tiered
             if plan.placement is not None:
@@ -125,18 +125,18 @@ def main() -> None:
                 plan = plan.model_copy(update={"placement": placement})
             lane = plan.lanes[0].model_copy(update={"kind": args.lane})
             path = plan.paths[0].model_copy(update={"latency": latency})
-            plans[name] = Path(made) / f"{name.replace(' ', '-')}.json"
-            save_plan(plan.model_copy(update={"lanes": (lane,), "paths": (path,)}), plans[name])
+            files[name] = Path(made) / f"{name.replace(' ', '-')}.json"
+            save_plan(plan.model_copy(update={"lanes": (lane,), "paths": (path,)}), files[name])
         base = {
             "rows": ROWS, "exponent": EXPONENT, "hot_share": args.hot_share,
             "hot_rows": hot_rows(tiered, bundle), "seconds": args.seconds, "open_s": args.open_s,
             "budget_s": args.budget_ms / 1e3, "warm_s": 2.0,
         }  # fmt: skip
-        results: dict[str, list[dict[str, Any]]] = {name: [] for name in plans}
+        results: dict[str, list[dict[str, Any]]] = {name: [] for name in files}
         rate = 0.0
         for turn in range(-1, args.turns):
-            for name, plan in plans.items():
-                case = base | {"plan": str(plan), "seed": turn + 1, "rate_rows_s": rate or 100.0}
+            for name, file in files.items():
+                case = base | {"plan": str(file), "seed": turn + 1, "rate_rows_s": rate or 100.0}
                 if turn < 0:
                     # only for the load
                     case |= {"open_s": 0.2}

@@ -152,6 +152,10 @@ def tail_errors(batches: list[tuple[int, float, float]]) -> dict[str, float]:
 async def run(
     engine: Engine, case: dict[str, Any], rows: list[Tensors], hot: NDArray[np.bool_]
 ) -> dict[str, Any]:
+    """Measures one case: capacity in a closed loop, then latencies in an open loop.
+
+    hot: bool [queries], whether all rows of a query are in memory.
+    """
     dispatcher = engine.serving.dispatcher
     cold_rows = engine.serving.tiers.cold_rows
     await closed_loop(dispatcher, rows, 0, case["warm_s"])

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polyrec.models.dlrm.precision import Precision
 from polyrec.models.embeddings.store import pool_gathered
 from polyrec.models.tiers.row_format import RowFormat
 
@@ -22,7 +23,7 @@ try:
 except ImportError:
     triton = None
 
-PRECISIONS = ("fp32", "bf16", "int8")
+PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16", "int8")
 TILE = 1024
 """Numbers that a program adds at once: eight per thread, so that several loads overlap."""
 
@@ -101,9 +102,9 @@ if triton is not None:
         x = tl.load(a[:, None] + column, mask=near[:, None] & inside, other=0.0).to(tl.float32)
         return x + tl.load(b[:, None] + column, mask=far[:, None] & inside, other=0.0).to(tl.float32)
 
-    # the number of bags varies by batch and must not trigger recompilation
+    # the number of bags varies by batch and must not trigger recompilation; a kernel takes no objects
     @triton.jit(do_not_specialize=["bags"])  # type: ignore[untyped-decorator, unused-ignore]
-    def pool_kernel(  # type: ignore[no-untyped-def]
+    def pool_kernel(  # type: ignore[no-untyped-def]  # noqa: PLR0913
         out, hot, cold, rows, offsets, scale, which, bags,
         WIDTH: tl.constexpr, HOT: tl.constexpr, COLD: tl.constexpr, BLOCK: tl.constexpr, BAGS: tl.constexpr,
         INT8: tl.constexpr, SINGLE: tl.constexpr, SCALED: tl.constexpr, CHOSEN: tl.constexpr,

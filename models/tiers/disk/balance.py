@@ -39,7 +39,7 @@ class Balance:
     def _restart(self) -> None:
         self._seen = self._colder_hits = self._returned = 0
 
-    def note(self, lookups: int, hits: int, colder_hits: int, returned: int) -> None:
+    def count_batch(self, lookups: int, hits: int, colder_hits: int, returned: int) -> None:
         """Counts a batch.
 
         hits: lookups that the prefix answered. colder_hits: those answered by its colder half.

@@ -106,6 +106,7 @@ class Cluster:
                 self._repairer.start()
 
     def close(self) -> None:
+        """Stops the repairs and closes the connections to all servers."""
         self._closed.set()
         repairer = self._repairer
         if repairer is not None:

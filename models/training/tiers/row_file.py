@@ -197,6 +197,7 @@ class RowFile:
         os.fdatasync(self._open[1])
 
     def close(self) -> None:
+        """Finishes reads and writes in flight and closes the file."""
         if self._open:
             self._reader.close()
             self._writer.close()

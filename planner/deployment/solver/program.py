@@ -237,6 +237,7 @@ class Program:
         return variable
 
     def solve(self, time_limit_s: float) -> Solution:
+        """Solves the program within a time limit. Raises PlanImpossible if it finds no solution."""
         n = len(self.gain)
         upper = np.full(n, np.inf)
         upper[: self.shares_end] = 1.0

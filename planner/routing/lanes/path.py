@@ -14,7 +14,7 @@ INF = float("inf")
 class PathSpec:
     """A path: its device, its quality on test rows, and the latency of a batch on one lane.
 
-    value: what an answered row is worth to routing (planner/quality.py); None means its quality.
+    explicit_value: `base_value`, if it is not the quality.
     accuracy: share of test rows classified correctly at threshold 0.5, if known; only reported.
     """
 
@@ -22,18 +22,19 @@ class PathSpec:
     device: str
     quality: float
     latency: LatencyModel
-    value: float | None = None
+    explicit_value: float | None = None
     accuracy: float | None = None
 
     @property
-    def worth(self) -> float:
-        return self.quality if self.value is None else self.value
+    def base_value(self) -> float:
+        """Value of an answered row to routing (planner/quality.py), before the operator's weight."""
+        return self.quality if self.explicit_value is None else self.explicit_value
 
 
 class PathState:
     """A path's value, latency and recent use.
 
-    worth, value: worth of an answered row, and that times the operator's weight.
+    base_value, value: what an answered row is worth, without and with the operator's weight.
     representation: index of the name before `@`.
     row_s: corrected seconds of device time per row in a merged batch.
     efficient: whether no mix of two other paths on its device is better.
@@ -41,8 +42,8 @@ class PathState:
     """
 
     __slots__ = (
-        "device", "efficient", "index", "latency", "name", "representation", "row_s", "rows",
-        "value", "worth",
+        "base_value", "device", "efficient", "index", "latency", "name", "representation", "row_s", "rows",
+        "value",
     )  # fmt: skip
 
     def __init__(
@@ -50,7 +51,7 @@ class PathState:
     ) -> None:
         self.index, self.name, self.device = index, spec.name, device
         self.representation = representation
-        self.worth = self.value = spec.worth
+        self.base_value = self.value = spec.base_value
         self.latency = latency
         self.row_s = INF
         self.efficient = True

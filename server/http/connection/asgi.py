@@ -62,7 +62,7 @@ class AsgiRequest:
 
     answered: called once with status, headers and body.
     drained: called when the application has read all fed bytes, so that more may be fed.
-    limit: bytes of the body that may wait before the connection should pause reading.
+    max_waiting_bytes: bytes of the body that may wait before the connection should pause reading.
     waiting_bytes: fed bytes that the application has not read yet.
     """
 
@@ -71,7 +71,7 @@ class AsgiRequest:
         self._scope = scope
         self._answered = answered
         self._drained = drained
-        self.limit = MAX_WAITING_BYTES
+        self.max_waiting_bytes = MAX_WAITING_BYTES
         self.waiting_bytes = 0
         self._pieces: list[bytes] = []
         self._task: asyncio.Task[None] | None = None

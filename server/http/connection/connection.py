@@ -182,7 +182,7 @@ class Connection(asyncio.Protocol):
         if self.awaits_turn or self._state is CLOSED:
             return False
         if self._state is READING_BODY and self._request is not None:
-            return self._request.waiting_bytes <= self._request.limit
+            return self._request.waiting_bytes <= self._request.max_waiting_bytes
         return self._state not in (WAITING, WRITING) or len(self._buffer) <= MAX_WAITING_BYTES
 
     def _release_memory(self) -> None:
@@ -290,7 +290,7 @@ class Connection(asyncio.Protocol):
         except Exception as e:
             self._reject(e)
             return True
-        if request.waiting_bytes > request.limit:
+        if request.waiting_bytes > request.max_waiting_bytes:
             self._channel.pause_reading()
         return complete
 

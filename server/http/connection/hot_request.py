@@ -42,7 +42,7 @@ class HotRequest:
     fail: answers with an error.
     arrival: estimates when the bytes being read arrived.
     in_turn: does work that takes long, and holds some bytes, once it is this request's turn.
-    limit: maximum bytes of the body, set by `admit`.
+    max_waiting_bytes: maximum bytes of the body, which waits until it is complete; set by `admit`.
     waiting_bytes: bytes of the body received so far.
     """
 
@@ -58,7 +58,7 @@ class HotRequest:
         "_pieces",
         "_reply",
         "_scope",
-        "limit",
+        "max_waiting_bytes",
         "waiting_bytes",
     )
 
@@ -84,7 +84,7 @@ class HotRequest:
         self._in_turn = in_turn
         self._pieces: list[bytes] = []
         self._done = False
-        self.limit = self.waiting_bytes = 0
+        self.max_waiting_bytes = self.waiting_bytes = 0
 
     @property
     def route(self) -> str:
@@ -98,14 +98,14 @@ class HotRequest:
 
     def admit(self) -> None:
         """Authenticates the client and sets the body's limit. Raises TooLarge or errors of `Call.admit`."""
-        self.limit = self._call.admit()
-        check_length(self._head.length or 0, self.limit)
+        self.max_waiting_bytes = self._call.admit()
+        check_length(self._head.length or 0, self.max_waiting_bytes)
 
     def feed(self, piece: bytes) -> None:
         """Appends a piece of the body. Raises TooLarge."""
         self.waiting_bytes += len(piece)
-        if self.waiting_bytes > self.limit:
-            raise TooLarge(f"the body has more than {self.limit} bytes")
+        if self.waiting_bytes > self.max_waiting_bytes:
+            raise TooLarge(f"the body has more than {self.max_waiting_bytes} bytes")
         self._pieces.append(piece)
 
     def finish(self) -> None:
@@ -118,7 +118,7 @@ class HotRequest:
         self.waiting_bytes = 0
         arrival = self._arrival()
         if self._head.encoding not in (None, "", "identity"):
-            inflater = Inflater(self._head.encoding, self.limit, len(body))
+            inflater = Inflater(self._head.encoding, self.max_waiting_bytes, len(body))
             inflater.feed(body)
             self._in_turn(partial(self._decode, inflater, arrival), inflater.held_bytes)
         elif len(body) >= LARGE_BODY_BYTES:

@@ -23,7 +23,7 @@ from polyrec.server.errors import NotReady
 from polyrec.server.http.connection.body import accepted_encoding
 from polyrec.server.http.connection.reply import HeaderList, Reply, json_reply
 from polyrec.server.http.docs.model_schema import specialize
-from polyrec.server.http.openapi import Endpoint, openapi_document, text_content
+from polyrec.server.http.openapi import Endpoint, Success, openapi_document, text_response
 
 FOLDER = Path(__file__).parent
 HTML = "text/html; charset=utf-8"
@@ -90,7 +90,7 @@ def docs_routes(document: ApiDocument) -> list[Endpoint]:
             document.reply,
             tag="status",
             summary="This document",
-            response=dict[str, Any],
+            response=Success(dict[str, Any]),
         ),
         *(_file_endpoint(path, name, media_type) for path, (name, media_type) in FILES.items()),
     ]
@@ -120,6 +120,6 @@ def _file_endpoint(path: str, name: str, media_type: str) -> Endpoint:
         send,
         tag="status",
         summary=f"Page of this document: {path.rpartition('/')[2]}",
-        content=text_content(media_type),
+        response=text_response(media_type),
         include_in_schema=path == "/docs",
     )

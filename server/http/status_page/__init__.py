@@ -22,7 +22,7 @@ from polyrec.server.clock import clock
 from polyrec.server.errors import Malformed, NotReady
 from polyrec.server.http.connection.reply import HeaderList, Reply, error_reply, json_reply
 from polyrec.server.http.documents import StatusQuery, StatusResponse
-from polyrec.server.http.openapi import Endpoint, text_content
+from polyrec.server.http.openapi import Endpoint, Success, text_response
 from polyrec.server.http.plan import describe
 from polyrec.server.metrics.error_budget import SLO_MISSES, SLO_SHARE
 from polyrec.server.metrics.metrics import OUTCOMES, REQUEST_EDGES_S
@@ -72,7 +72,7 @@ def status_routes(engine: Engine, docs: bool) -> list[Endpoint]:
             send,
             tag="status",
             summary=f"Status page: {name}",
-            content=text_content(media_type),
+            response=text_response(media_type),
             include_in_schema=path == "/",
         )
 
@@ -93,7 +93,7 @@ def status_routes(engine: Engine, docs: bool) -> list[Endpoint]:
             tag="status",
             summary="The data of the status page",
             query=StatusQuery,
-            response=StatusResponse,
+            response=Success(StatusResponse),
         ),
     ]
 
@@ -104,8 +104,8 @@ def status_document(engine: Engine, since: float) -> dict[str, Any]:
     since: excludes samples in `history` up to this time, in seconds since the start.
     """
     metrics = engine.metrics
-    metrics.note()
-    now = metrics.now()
+    metrics.sample_if_due()
+    now = metrics.current_sample()
     serving, model, metric = None, None, None
     with suppress(NotReady):
         serving = describe(engine.serving)

@@ -5,7 +5,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from polyrec.measure.profile.requests import UNKNOWN_BAG, Requests, bag_lengths
+from polyrec.loadtest.traffic.feature_draws import UNKNOWN_BAG, bag_lengths
+from polyrec.measure.profile.requests import Requests
 from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.schema.encoder import Encoder
 from polyrec.models.schema.schema import Categorical, Dense, Schema

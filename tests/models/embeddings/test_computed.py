@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polyrec.models.embeddings.computed import ComputedStage, Encoding, HybridStage
+from polyrec.models.embeddings.computed import ComputedStage, Encoding, HybridStage, StoredPrefix
 from polyrec.models.embeddings.lookups import FusedRows
 from polyrec.models.embeddings.table import TableStage
 from polyrec.models.schema.schema import Schema
@@ -19,7 +19,7 @@ def stage_with(schema: Schema, table_rows: dict[str, int], cuts: dict[str, int],
     random = np.random.default_rng(seed)
     ids = np.concatenate([random.permutation(table_rows[t]) for t in schema.tables])
     stored = torch.from_numpy(random.standard_normal((sum(cuts.values()), 3)).astype(np.float32))
-    stage = ComputedStage(schema, table_rows, ENCODING, 3, cuts, ids, stored)
+    stage = ComputedStage(schema, table_rows, ENCODING, 3, StoredPrefix(cuts, stored), ids)
     stage.initialize(torch.Generator().manual_seed(seed), [0.5] * len(schema.tables))
     return stage
 
@@ -104,7 +104,6 @@ def test_cuts_that_do_not_fit_are_rejected(cuts: int, rows: int, reason: str) ->
             dict.fromkeys(schema.tables, 10),
             ENCODING,
             3,
-            {table: cuts},
+            StoredPrefix({table: cuts}, torch.zeros(rows, 3)),
             np.zeros(10, np.int64),
-            torch.zeros(rows, 3),
         )

@@ -59,7 +59,7 @@ def test_vectors_of_tiered_rows_are_those_of_the_stage(
     for own in cuts.values():
         own["host"] += own.pop("device")
     settings = TierSettings.model_validate({"cuts": cuts, "cache_bytes": 8 * 4096, "directory": tmp_path})
-    stack = open_stack(row_format, rows, rows_of_weight(weight, row_format), settings)
+    stack = open_stack(rows_of_weight(weight, row_format, rows), settings)
     stage = TableStage.over(schema, rows, TieredRows(stack, width))
     host = HostTable.from_stage(stage)
     assert host is not None
@@ -88,7 +88,7 @@ def test_no_batch_mixes_rows_of_before_and_after_an_update(
             "directory": tmp_path,
         }
     )
-    stack = open_stack(row_format, rows, rows_of_weight(versions[0], row_format), settings)
+    stack = open_stack(rows_of_weight(versions[0], row_format, rows), settings)
     decoded = [row_format.decode(version).numpy() for version in versions]
     updated = threading.Event()
 

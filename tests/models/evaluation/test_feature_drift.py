@@ -23,9 +23,10 @@ from polyrec.models.evaluation.feature_drift import (
     reference_of,
     stability_index,
 )
-from polyrec.models.schema.batch import I64, Batch
+from polyrec.models.schema.batch import Batch
 from polyrec.models.schema.encoder import Encoder
 from polyrec.models.schema.schema import ROLES
+from tests.models.random_batches import random_ids
 
 
 @pytest.fixture(scope="module")
@@ -40,25 +41,9 @@ def edges_of(reference: FeatureReference) -> dict[str, tuple[float, ...]]:
 
 
 def random_batch(bundle: Bundle, contexts: int, random: np.random.Generator) -> Batch:
-    """Rankings of 1 to 9 rows; a fifth of the ids are unknown, a fifth missing."""
-    encoder, schema = bundle.encoder, bundle.manifest.schema_
+    """Rankings of 1 to 9 rows."""
     context_row = np.repeat(np.arange(contexts), random.integers(1, 10, contexts))
-    rows = context_row.size
-
-    def ids(feature: Any, n: int) -> I64:
-        v = encoder.vocabulary(feature)
-        kind = random.random(n)
-        known = random.integers(0, v.size, n)
-        return np.where(kind < 0.2, v.oov_id, np.where(kind < 0.4, v.missing_id, known))
-
-    singles = np.stack([ids(f, rows) for f in schema.categorical if not f.multi], 1)
-    bags = {}
-    for f in schema.categorical:
-        if f.multi:
-            lengths = random.integers(0, 4, rows)
-            bags[f.name] = ids(f, int(lengths.sum())), lengths
-    dense = random.normal(0, 1, (rows, len(schema.dense))).astype(np.float32)
-    plain = encoder.from_ids(dense, singles, bags)
+    plain = random_ids(bundle.encoder, context_row.size, random)
     first = np.searchsorted(context_row, np.arange(contexts))
     return Batch(plain.context.take(first), plain.candidate, context_row)
 

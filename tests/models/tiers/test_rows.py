@@ -61,7 +61,7 @@ def test_any_tiers_give_bit_identical_rows_to_the_flat_table_with_updates_betwee
             "reader": reader,
         }
     )
-    stack = open_stack(row_format, sizes, rows_of_weight(weight, row_format), placement)
+    stack = open_stack(rows_of_weight(weight, row_format, sizes), placement)
     try:
         rows = TieredRows(stack)
         with torch.inference_mode():
@@ -119,7 +119,7 @@ def test_rows_of_hot_batches_are_those_of_any_gather(
     # no room for an index of the prefix, which therefore stays
     settings = TierSettings.model_validate({"cuts": cuts, "cache_bytes": 4096, "directory": tmp_path})
     weight = packed(random, total, 8, precision)
-    stack = open_stack(row_format, sizes, rows_of_weight(weight, row_format), settings)
+    stack = open_stack(rows_of_weight(weight, row_format, sizes), settings)
     assert stack.releaser is None
     stack.sample.every = 1
     rows, fused = TieredRows(stack, width), FusedRows(schema, sizes)
@@ -159,7 +159,7 @@ def test_a_cache_of_one_page_gathers_a_batch_of_many_pages(tmp_path: Path) -> No
     placement = TierSettings.model_validate(
         {"cuts": {"t": {"disk": 5000}}, "cache_bytes": 4096, "directory": tmp_path}
     )
-    stack = open_stack(row_format, {"t": 5000}, rows_of_weight(weight, row_format), placement)
+    stack = open_stack(rows_of_weight(weight, row_format, {"t": 5000}), placement)
     index = torch.from_numpy(np.random.default_rng(1).integers(0, 5000, 300))
     assert torch.equal(TieredRows(stack).gather(index), weight[index])
     levels = stack.figures().levels

@@ -15,6 +15,7 @@ from polyrec.models.schema.schema import Categorical, Label, Schema, Split
 from polyrec.models.schema.vocabulary import Vocabulary
 from polyrec.models.tiers.opening import open_stack, rows_of_weight
 from polyrec.models.tiers.row_format import RowFormat
+from polyrec.models.tiers.rows import TieredRows
 from polyrec.models.tiers.stack import TierStack
 from polyrec.models.tiers.tier_settings import TierSettings
 from polyrec.models.tiers.updates.changes import Changes
@@ -75,5 +76,17 @@ def world(
         {"cuts": cuts, "cache_bytes": 8 * 4096, "directory": directory, **settings}
     )
     sizes = {t: v.rows for t, v in encoder.vocabularies.items()}
-    source = rows_of_weight(flat_weight(encoder), FORM)
-    return open_stack(FORM, sizes, source, placement, encoder, changes=changes, version="v")
+    stored = rows_of_weight(flat_weight(encoder), FORM, sizes)
+    return open_stack(stored, placement, encoder, changes=changes, version="v")
+
+
+def check_remote_rows(stack: TierStack, encoder: Encoder) -> None:
+    """Asserts that gathers of several sizes give the flat table's rows, over 500 of them from the store."""
+    flat, rows = flat_weight(encoder), TieredRows(stack)
+    random = np.random.default_rng(0)
+    for count in (0, 1, 7, 2000):
+        index = torch.from_numpy(random.integers(0, len(flat), count))
+        assert torch.equal(rows.gather(index), flat[index])
+    assert rows.take_fallbacks() == 0
+    level = stack.figures().levels["remote"]
+    assert level.lookups == level.hits > 500

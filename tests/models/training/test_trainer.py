@@ -22,6 +22,7 @@ from polyrec.models.training.recipe import Recipe
 from polyrec.models.training.source import Rows
 from polyrec.models.training.stepper import WeightAverage, column_blocks, loss_of_heads
 from polyrec.models.training.trainer import (
+    FitOptions,
     fit,
     predict,
     predict_heads,
@@ -153,9 +154,8 @@ def test_refitting_takes_as_many_epochs_as_were_best(bundle: Bundle, data: Encod
     history = fit(fresh(bundle), *both(data), RECIPE)
     taken: list[int] = []
     everything = data.select(TRAIN, VALIDATION)
-    refit(
-        fresh(bundle), Rows(data, everything), RECIPE, history, progress=lambda done: taken.append(done.step)
-    )
+    options = FitOptions(progress=lambda done: taken.append(done.step))
+    refit(fresh(bundle), Rows(data, everything), RECIPE, history, options=options)
     per_epoch = RECIPE.steps_per_epoch(everything.size)
     assert len(taken) == round(history.best_step / history.steps_per_epoch * per_epoch)
 

@@ -42,7 +42,7 @@ def test_opening_divides_memory_as_planned(tmp_path_factory: pytest.TempPathFact
         cache_bytes=max(opened.cache_bytes, PAGE_BYTES),
         directory=tmp_path_factory.mktemp("tiers"),
     )
-    stack = open_stack(row_format, sizes, rows_of_weight(weight, row_format), settings, counts=counts)
+    stack = open_stack(rows_of_weight(weight, row_format, sizes), settings, counts=counts)
     try:
         layout, disk = stack.tiers.layout, stack.tiers.disk
         assert disk is not None

@@ -245,13 +245,13 @@ def test_a_new_policy_routes_waiting_queries():
     assert driver.router.state.path_specs[query.path].name == "table@cpu"
 
 
-def test_other_worths_of_paths_count_from_the_next_decision_on():
+def test_other_base_values_of_paths_count_from_the_next_decision_on():
     driver = RouterDriver(router(lanes=cpu_lanes(1)))
     first = driver.submit(23, 0.1)
     driver.run(0.05)
     assert driver.router.state.path_specs[first.path].name == "hybrid@cpu"
-    worths = {path.name: 0.2 if path.name == "table@cpu" else 0.1 for path in driver.router.state.path_specs}
-    driver.router.set_worths(worths)
+    values = {path.name: 0.2 if path.name == "table@cpu" else 0.1 for path in driver.router.state.path_specs}
+    driver.router.set_base_values(values)
     second = driver.submit(23, driver.now_s + 0.1)
     driver.run(driver.now_s + 0.05)
     assert driver.router.state.path_specs[second.path].name == "table@cpu"

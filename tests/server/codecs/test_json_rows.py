@@ -15,21 +15,11 @@ from polyrec.models.schema.schema import Schema
 from polyrec.planner.plan import Limits
 from polyrec.server.codecs.json_rows import Decoder
 from polyrec.server.errors import Invalid, Malformed, RequestError, TooLarge
+from tests.server.codecs.schemas import small_schema
 
-SCHEMA = Schema.model_validate(
-    {
-        "name": "small",
-        "dense": [{"name": "price"}, {"name": "age", "role": "context"}],
-        "categorical": [
-            {"name": "user", "role": "context"},
-            {"name": "tags", "role": "context", "pooling": "mean"},
-            {"name": "item"},
-            {"name": "class", "type": "integer", "cardinality": 9},
-            {"name": "sizes", "type": "integer", "cardinality": 5, "pooling": "sum"},
-        ],
-        "label": {"column": "clicked"},
-        "split": {"rule": "time", "columns": ["clicked"]},
-    }
+SCHEMA = small_schema(
+    {"name": "class", "type": "integer", "cardinality": 9},
+    {"name": "sizes", "type": "integer", "cardinality": 5, "pooling": "sum"},
 )
 DECODER = Decoder(SCHEMA, Limits(max_request_rows=50, max_queued_rows=50))
 

@@ -15,21 +15,9 @@ from polyrec.planner.plan import Limits
 from polyrec.server.codecs.oip_codec import InferRequest, OipCodec, encode
 from polyrec.server.codecs.rows import Tensors
 from polyrec.server.errors import Malformed, RequestError, TooLarge
+from tests.server.codecs.schemas import SPLIT, small_schema
 
-SPLIT = {"label": {"column": "clicked"}, "split": {"rule": "time", "columns": ["clicked"]}}
-SCHEMA = Schema.model_validate(
-    {
-        "name": "small",
-        "dense": [{"name": "price"}, {"name": "age", "role": "context"}],
-        "categorical": [
-            {"name": "user", "role": "context"},
-            {"name": "tags", "role": "context", "pooling": "mean"},
-            {"name": "item"},
-            {"name": "place"},
-        ],
-        **SPLIT,
-    }
-)
+SCHEMA = small_schema({"name": "place"})
 CODEC = OipCodec(SCHEMA, Limits(max_request_rows=100, max_queued_rows=100))
 
 DENSE = np.array([[1.5, 30], [2, 40]], np.float32)

@@ -16,21 +16,9 @@ from polyrec.server.codecs.oip_codec import OipCodec
 from polyrec.server.codecs.oip_inputs import Inputs
 from polyrec.server.codecs.rows import RankedTensors
 from polyrec.server.errors import Malformed, RequestError, TooLarge
+from tests.server.codecs.schemas import SPLIT, small_schema
 
-SPLIT = {"label": {"column": "clicked"}, "split": {"rule": "time", "columns": ["clicked"]}}
-SCHEMA = Schema.model_validate(
-    {
-        "name": "small",
-        "dense": [{"name": "price"}, {"name": "age", "role": "context"}],
-        "categorical": [
-            {"name": "user", "role": "context"},
-            {"name": "tags", "role": "context", "pooling": "mean"},
-            {"name": "item"},
-            {"name": "labels", "pooling": "sum"},
-        ],
-        **SPLIT,
-    }
-)
+SCHEMA = small_schema({"name": "labels", "pooling": "sum"})
 INPUTS = Inputs(SCHEMA, Limits(max_request_rows=100, max_queued_rows=100))
 
 Arrays = dict[str, np.ndarray[Any, Any]]

@@ -17,9 +17,9 @@ from polyrec.server.codecs.oip_inputs import Inputs
 from polyrec.server.codecs.repeated_contexts import FROM_ROWS, RepeatedContexts
 from polyrec.server.codecs.rows import RankedTensors, Tensors, encode
 from polyrec.server.errors import Malformed
+from tests.server.codecs.schemas import SPLIT
 from tests.server.codecs.test_rows import assert_equal
 
-SPLIT = {"label": {"column": "clicked"}, "split": {"rule": "time", "columns": ["clicked"]}}
 SCHEMA = Schema.model_validate(
     {
         "name": "mixed",

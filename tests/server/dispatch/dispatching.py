@@ -21,6 +21,7 @@ from polyrec.server.clock import clock
 from polyrec.server.codecs.rows import Columns, Rows
 from polyrec.server.dispatch.answer import Pending
 from polyrec.server.dispatch.dispatcher import Dispatcher
+from polyrec.server.dispatch.executor import ExecutionPath
 from polyrec.server.dispatch.observer import ExecutedBatch
 from polyrec.server.lanes.lane import Lane
 
@@ -85,7 +86,7 @@ def dispatcher(bundle: Bundle, lane: Lane, kind: LaneKind, **limits: int) -> tup
     paths, lanes = [PathSpec("table@cpu", "cpu", 0.9, QUICK)], [LaneSpec("cpu", "cpu", kind)]
     router = Router(RouterState(paths, lanes, Routing(policy="static:table@cpu"), bounds, clock()))
     tally = Tally()
-    return Dispatcher(router, [lane], ["table@cpu"], [bundle.encoder], tally), tally
+    return Dispatcher(router, [lane], [ExecutionPath("table@cpu", bundle.encoder)], tally), tally
 
 
 def submit(lane: Dispatcher, rows: Rows, budget_s: float = 60, arrived_s: float = 0.0) -> Pending:

@@ -313,7 +313,7 @@ def test_rows_encoded_on_arrival_are_a_batch_of_these_queries_alone(
             query.payload = QueryPayload(rows, Pending(Outbox(asyncio.get_running_loop())))
             queries.append(query)
         first, second, third = (Part(query, 0, query.rows) for query in queries)
-        (seen,) = cold_rows.look(None, queries[:2])
+        (seen,) = cold_rows.look_up(None, queries[:2])
         for query in queries[:2]:
             query.payload.seen = seen
         half = Part(first.query, first.rows // 2, first.rows - first.rows // 2)

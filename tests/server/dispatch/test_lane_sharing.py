@@ -24,6 +24,7 @@ from polyrec.server.clock import clock
 from polyrec.server.codecs.json_rows import Decoder
 from polyrec.server.codecs.rows import Rows
 from polyrec.server.dispatch.dispatcher import Dispatcher
+from polyrec.server.dispatch.executor import ExecutionPath
 from polyrec.server.dispatch.observer import ExecutedBatch
 from polyrec.server.lanes.inline import InlineLane
 from polyrec.server.lanes.threaded import ThreadedLane
@@ -73,7 +74,7 @@ def sharing(bundle: Bundle, runtime: Held, kind: LaneKind, machine: MachineTime)
     lane = lane_type("cpu", {"table@cpu": runtime})
     paths, lanes = [PathSpec("table@cpu", "cpu", 0.9, QUICK)], [LaneSpec("cpu", "cpu", kind)]
     router = Router(RouterState(paths, lanes, Routing(), Limits(), clock()))
-    made = Dispatcher(router, [lane], ["table@cpu"], [bundle.encoder], Silent())
+    made = Dispatcher(router, [lane], [ExecutionPath("table@cpu", bundle.encoder)], Silent())
     made.share_time(machine, [LanePlace("cpu", kind, CORE)], ModelShare())
     return made
 

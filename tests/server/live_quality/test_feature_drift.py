@@ -56,7 +56,7 @@ def test_one_batch_in_a_while_is_counted(bundle: Bundle, requests: list[Request]
     drift = FeatureDrift.from_bundle(bundle)
     batch = batch_of(bundle, requests[:3])
     for step in range(100):
-        drift.note(batch, None, step * SAMPLE_S / 10)
+        drift.record(batch, None, step * SAMPLE_S / 10)
     assert drift.document(10.0).requests == {"1h": 30, "1d": 30}
 
 
@@ -64,8 +64,8 @@ def test_served_test_rows_have_not_drifted_and_others_have(bundle: Bundle, reque
     drift, shifted = FeatureDrift.from_bundle(bundle), FeatureDrift.from_bundle(bundle)
     for step in range(MIN_REQUESTS + 1):
         assert not drift.document(2 * 2 * step * SAMPLE_S).features or step >= MIN_REQUESTS
-        drift.note(batch_of(bundle, [requests[step % len(requests)]]), None, 2 * step * SAMPLE_S)
-        shifted.note(batch_of(bundle, requests[:1]), None, 2 * step * SAMPLE_S)
+        drift.record(batch_of(bundle, [requests[step % len(requests)]]), None, 2 * step * SAMPLE_S)
+        shifted.record(batch_of(bundle, requests[:1]), None, 2 * step * SAMPLE_S)
     document = drift.document(2 * step * SAMPLE_S)
     assert document.measured
     found = document.features["1h"]
@@ -83,8 +83,8 @@ def test_rows_that_were_reordered_are_counted_by_their_ids(bundle: Bundle, reque
     here, there = FeatureDrift.from_bundle(bundle), FeatureDrift.from_bundle(bundle)
     for step in range(MIN_REQUESTS):
         some = [requests[step % len(requests)]]
-        here.note(batch_of(bundle, some), None, 2 * step * SAMPLE_S)
-        there.note(batch_of(bundle, some, moved), moved, 2 * step * SAMPLE_S)
+        here.record(batch_of(bundle, some), None, 2 * step * SAMPLE_S)
+        there.record(batch_of(bundle, some, moved), moved, 2 * step * SAMPLE_S)
     assert here.document(99.0) == there.document(99.0)
     assert here.document(99.0).features["1d"]
 
@@ -103,7 +103,7 @@ def test_the_first_rows_of_a_batch_predict_the_same(
 
 def test_a_bundle_without_a_reference_is_not_measured(bundle: Bundle, requests: list[Request]) -> None:
     drift = FeatureDrift(bundle.manifest.version, bundle.encoder, None)
-    drift.note(batch_of(bundle, requests[:2]), None, 0.0)
+    drift.record(batch_of(bundle, requests[:2]), None, 0.0)
     document = drift.document(1.0)
     assert not document.measured
     assert document.features == {}

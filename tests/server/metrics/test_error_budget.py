@@ -13,7 +13,7 @@ def test_without_requests_there_are_no_figures() -> None:
 
 def test_a_burn_rate_of_one_uses_the_budget_exactly() -> None:
     budget = ErrorBudget(0.99, 0)
-    budget.note(10, counted=1000, missed=10)
+    budget.record(10, counted=1000, missed=10)
     assert budget.used() == pytest.approx(1)
     assert budget.burn_rates() == pytest.approx({"5m": 1, "1h": 1, "6h": 1})
 
@@ -25,7 +25,7 @@ def test_each_window_counts_its_own_requests() -> None:
     for minute in range(1, 371):
         counted += 100
         missed += 50 if 330 < minute <= 360 else 0
-        budget.note(60 * minute, counted, missed)
+        budget.record(60 * minute, counted, missed)
     rates = budget.burn_rates()
     assert rates["5m"] == 0
     assert rates["1h"] == pytest.approx(50 * 30 / 6000 / 0.01)
@@ -36,9 +36,9 @@ def test_each_window_counts_its_own_requests() -> None:
 def test_the_counts_of_the_longest_window_are_kept_at_any_pace() -> None:
     budget = ErrorBudget(0.99, 0)
     longest_s = max(WINDOWS_S.values())
-    budget.note(EVERY_S, counted=100, missed=100)
+    budget.record(EVERY_S, counted=100, missed=100)
     end_s = int(2 * longest_s)
     for now_s in range(int(EVERY_S) + 1, end_s):
-        budget.note(now_s, counted=100 + now_s, missed=100)
+        budget.record(now_s, counted=100 + now_s, missed=100)
     assert budget.burn_rates() == pytest.approx({"5m": 0, "1h": 0, "6h": 0})
     assert budget.used() == pytest.approx(100 / (100 + end_s - 1) / 0.01)

@@ -159,7 +159,7 @@ def test_figures_of_tiers_are_added_as_they_grow() -> None:
     metrics = Metrics()
     reported = [Level(100, 60, 6000, 0.5), Level(150, 80, 8000, 0.75)]
     tables = {"item": {"host": (0, 0)}}
-    metrics.tiers([lambda: Figures({"host": reported[0]}, tables, 1, 0, 0, 0, 0)], {})
+    metrics.set_tiers([lambda: Figures({"host": reported[0]}, tables, 1, 0, 0, 0, 0)], {})
     metrics.refresh()
     del reported[0]
     metrics.refresh()

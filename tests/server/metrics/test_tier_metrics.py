@@ -31,7 +31,7 @@ def test_a_tier_that_holds_no_rows_is_not_shown(tmp_path: Path) -> None:
     metrics = TierMetrics(registry)
     rows = np.zeros((20_000, 64), np.float32)
     with TieredTable(rows, 300_000, tmp_path, np.arange(20_000)) as table:
-        metrics.watch([table.figures])
+        metrics.set_sources([table.figures])
         table.gather(np.arange(300))
         metrics.refresh()
     shown = registry.text()
@@ -50,7 +50,7 @@ def update(changes: Changes, times: int) -> None:
 def test_a_scrape_does_not_wait_for_an_update(two: list[Changes]) -> None:
     registry = Registry()
     metrics = UpdateMetrics(registry)
-    metrics.watch({"p": two[0]})
+    metrics.set_changes({"p": two[0]})
     update(two[0], 3)
     with two[0].held:
         scrape = threading.Thread(target=metrics.refresh, daemon=True)
@@ -63,7 +63,7 @@ def test_a_scrape_does_not_wait_for_an_update(two: list[Changes]) -> None:
 def test_updates_that_cannot_be_kept_are_counted(two: list[Changes], monkeypatch: pytest.MonkeyPatch) -> None:
     registry = Registry()
     metrics = UpdateMetrics(registry)
-    metrics.watch({"p": two[0]})
+    metrics.set_changes({"p": two[0]})
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
@@ -83,13 +83,13 @@ def test_each_update_is_counted_once_over_reloads_and_rollbacks(two: list[Change
     registry = Registry()
     metrics = UpdateMetrics(registry)
     first, second = two
-    metrics.watch({"p": first, "q": first})
+    metrics.set_changes({"p": first, "q": first})
     update(first, 5)
-    metrics.watch({"p": second})
+    metrics.set_changes({"p": second})
     update(second, 7)
     metrics.refresh()
     assert 'polyrec_updates_total{path="p"} 12' in registry.text()
-    metrics.watch({"p": first})
+    metrics.set_changes({"p": first})
     update(first, 1)
     metrics.refresh()
     assert 'polyrec_updates_total{path="p"} 13' in registry.text()
@@ -99,9 +99,9 @@ def test_each_update_is_counted_once_over_reloads_and_rollbacks(two: list[Change
 def test_a_version_without_updates_has_no_age(two: list[Changes]) -> None:
     registry = Registry()
     metrics = UpdateMetrics(registry)
-    metrics.watch({"p": two[0]})
+    metrics.set_changes({"p": two[0]})
     update(two[0], 1)
-    metrics.watch({"p": two[1]})
+    metrics.set_changes({"p": two[1]})
     metrics.refresh()
     assert "polyrec_update_age_seconds{" not in registry.text()
     assert 'polyrec_updated_rows{path="p"} 0' in registry.text()

@@ -1,36 +1,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
 
 import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from polyrec.models.bundle.bundle import Bundle
-from polyrec.models.schema.batch import Batch
 from polyrec.models.schema.encoder import Encoder
 from polyrec.server.metrics.instruments import Registry
 from polyrec.server.metrics.unknown_ids import UnknownIdCounter, count_of, lookups_of, rows_of
-
-
-def batch(bundle: Bundle, rows: int, random: np.random.Generator) -> Batch:
-    """Ids of which a fifth are unknown, lists of 0 to 3 values."""
-    encoder = bundle.encoder
-    schema = encoder.schema
-
-    def ids(feature: Any, n: int) -> Any:
-        vocabulary = encoder.vocabulary(feature)
-        oov = int(np.flatnonzero(vocabulary.rank_of_id == vocabulary.oov_rank)[0])
-        return np.where(random.random(n) < 0.2, oov, random.integers(0, vocabulary.size, n))
-
-    singles = np.stack([ids(f, rows) for f in schema.categorical if not f.multi], 1)
-    bags = {}
-    for f in schema.categorical:
-        if f.multi:
-            lengths = random.integers(0, 4, rows)
-            bags[f.name] = ids(f, int(lengths.sum())), lengths
-    return encoder.from_ids(np.zeros((rows, len(schema.dense)), np.float32), singles, bags)
+from tests.models.random_batches import random_ids
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -41,7 +21,7 @@ def test_counting_many_batches_at_once_counts_what_counting_each_does(
     random = np.random.default_rng(seed)
     family = Registry().counter("polyrec_oov_lookups", "UnknownIdCounter.", "feature")
     unknown, expected = UnknownIdCounter(bundle.encoder, family), Counter[str]()
-    batches = [batch(bundle, n, random) for n in rows]
+    batches = [random_ids(bundle.encoder, n, random) for n in rows]
     for one in batches:
         expected.update(bundle.encoder.unknown(one))
     again = Encoder(bundle.encoder.schema, bundle.encoder.vocabularies, bundle.encoder.standards)

@@ -5,15 +5,16 @@ from __future__ import annotations
 import pytest
 
 from polyrec.server.tracing.records import RequestRecord
-from polyrec.server.tracing.trace import Trace, record_execution, trace_id
+from polyrec.server.tracing.trace import StageTimes, Trace, record_execution, trace_id
 
 SCOPE = {"path": "/v1/rank", "scheme": "http", "http_version": "1.1", "server": ("127.0.0.1", 8000)}
+TIMES = StageTimes(began_s=1.0, encode_s=0.1, embed_s=0.2, dense_s=0.3, ended_s=2.0)
 
 
 def test_requests_of_a_batch_share_it_and_one_record_reports_it() -> None:
     sent: list[RequestRecord] = []
     traces = [Trace(sent.append, SCOPE, "/v1/rank", trace_id()) for _ in range(3)]
-    record_execution(traces, "cpu", "table@cpu", 60, 5, 1.0, 0.1, 0.2, 0.3, 2.0)
+    record_execution(traces, "cpu", "table@cpu", 60, 5, TIMES)
     for trace in traces:
         trace.end((0.5, 0.5, 0.9, 2.0, 2.1, 2.2), "ok", 200, 20, 0.1, "table@cpu")
     assert len({request.executions[0].span_id for request in sent}) == 1
@@ -25,7 +26,7 @@ def test_requests_of_a_batch_share_it_and_one_record_reports_it() -> None:
 def test_the_ways_to_and_from_a_lane_are_assumed_equal() -> None:
     sent: list[RequestRecord] = []
     trace = Trace(sent.append, SCOPE, "/v1/rank", trace_id())
-    record_execution([trace], "cpu", "table@cpu", 60, 1, 1.0, 0.1, 0.2, 0.3, 2.0)
+    record_execution([trace], "cpu", "table@cpu", 60, 1, TIMES)
     (execution,) = trace.executions
     there_s = execution.embed_at_s - (execution.started_s + execution.encode_s)
     back_s = execution.ended_s - (execution.embed_at_s + execution.embed_s + execution.dense_s)

@@ -74,8 +74,8 @@ class World:
             cuts[table] = {"device": near, "host": host, "disk": rows - near - host}
         settings = {"cuts": cuts, "cache_bytes": 1 << 16, "directory": directory}
         placement = TierSettings.model_validate(settings)
-        source = rows_of_weight(self.weight, self.row_format)
-        self.stack: TierStack = open_stack(self.row_format, ROWS, source, placement, device=device)
+        stored = rows_of_weight(self.weight, self.row_format, ROWS)
+        self.stack: TierStack = open_stack(stored, placement, device=device)
         self.flat = TableStage(self.schema, ROWS, self.weight, precision)
 
     def over(self, mode: int | None, planned: int = PLANNED) -> tuple[TableStage, FusedLookups]:

@@ -8,7 +8,7 @@ from polyrec.models.tiers.disk.balance import BLOCK, WINDOW, Balance
 def noted(balance: Balance, lookups: int, share: float, colder: float, returned: float) -> int:
     """Notes lookups in batches of 256 until something is due; shares are of the lookups."""
     for _ in range(0, lookups, 256):
-        balance.note(256, int(256 * share), int(256 * colder), int(256 * returned))
+        balance.count_batch(256, int(256 * share), int(256 * colder), int(256 * returned))
         if due := balance.due(1000, 2000):
             return due
     return 0
@@ -26,7 +26,7 @@ def test_the_colder_half_is_released_where_the_cache_would_have_more_hits_a_slot
 
 def test_few_returning_rows_prove_nothing() -> None:
     balance = Balance()
-    balance.note(WINDOW, 0, 0, 3)
+    balance.count_batch(WINDOW, 0, 0, 3)
     assert balance.due(1000, 2000) == 0
 
 
@@ -41,11 +41,11 @@ def test_noise_is_no_fall() -> None:
     balance = Balance()
     for _ in range(2000):
         hits = int(random.binomial(256, 0.05))
-        balance.note(256, hits, hits, 0)
+        balance.count_batch(256, hits, hits, 0)
         assert balance.due(1000, 2000) == 0
 
 
 def test_without_a_prefix_nothing_is_due() -> None:
     balance = Balance()
-    balance.note(10**6, 0, 0, 10**5)
+    balance.count_batch(10**6, 0, 0, 10**5)
     assert balance.due(0, 1000) == 0

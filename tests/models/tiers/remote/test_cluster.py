@@ -23,7 +23,7 @@ from polyrec.models.tiers.updates.update import TableUpdate, apply_update
 from tests.models.tiers.redis_cluster import MASTERS, RedisCluster
 from tests.models.tiers.remote.readers import under_load, up
 from tests.models.tiers.waiting import wait_until
-from tests.models.tiers.worlds import encoder_of, flat_weight, row_of, world
+from tests.models.tiers.worlds import check_remote_rows, encoder_of, row_of, world
 
 SIZES = {"a": 3000, "table_b": 50}
 FIRST_REMOTE = 1800
@@ -67,16 +67,8 @@ def test_rows_of_a_cluster_are_those_of_the_flat_table(
 ) -> None:
     encoder = encoder_of(SIZES)
     stack = opened(encoder)
-    flat = flat_weight(encoder)
-    rows = TieredRows(stack)
-    random = np.random.default_rng(0)
     before = cluster.error_count("MOVED")
-    for count in (0, 1, 7, 2000):
-        index = torch.from_numpy(random.integers(0, sum(SIZES.values()), count))
-        assert torch.equal(rows.gather(index), flat[index])
-    assert rows.take_fallbacks() == 0
-    level = stack.figures().levels["remote"]
-    assert level.lookups == level.hits > 500
+    check_remote_rows(stack, encoder)
     assert cluster.error_count("MOVED") == before
     assert set(cluster.owners(slots_of(prefix, np.arange(SIZES["a"]))).tolist()) == set(range(MASTERS))
 

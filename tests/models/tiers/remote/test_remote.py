@@ -23,7 +23,7 @@ from polyrec.models.tiers.updates.update import TableUpdate, apply_update
 from tests.models.tiers.redis_server import RedisServer
 from tests.models.tiers.remote.readers import under_load, up
 from tests.models.tiers.waiting import wait_until
-from tests.models.tiers.worlds import FORM, encoder_of, flat_weight, row_of, world
+from tests.models.tiers.worlds import FORM, check_remote_rows, encoder_of, flat_weight, row_of, world
 
 SIZES = {"a": 3000, "table_b": 50}
 
@@ -43,15 +43,7 @@ def with_store(encoder: Encoder, directory: Path, url: str, fill: bool = True) -
 def test_remote_rows_are_those_of_the_flat_table(server: RedisServer, tmp_path: Path) -> None:
     encoder = encoder_of(SIZES)
     stack = with_store(encoder, tmp_path, server.url)
-    flat = flat_weight(encoder)
-    rows = TieredRows(stack)
-    random = np.random.default_rng(0)
-    for count in (0, 1, 7, 2000):
-        index = torch.from_numpy(random.integers(0, sum(SIZES.values()), count))
-        assert torch.equal(rows.gather(index), flat[index])
-    assert rows.take_fallbacks() == 0
-    level = stack.figures().levels["remote"]
-    assert level.lookups == level.hits > 500
+    check_remote_rows(stack, encoder)
     stack.close()
 
 

@@ -63,7 +63,7 @@ def test_a_reader_of_the_slab_gives_bit_identical_rows_to_the_flat_table_with_up
             "shared": True,
         }
     )
-    stack = open_stack(row_format, sizes, rows_of_weight(weight, row_format), placement)
+    stack = open_stack(rows_of_weight(weight, row_format, sizes), placement)
     try:
         reader = other_end(stack)
         with torch.inference_mode():
@@ -94,7 +94,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> TierStack:
     weight = torch.arange(64.0).repeat_interleave(4).reshape(64, 4)
     row_format = RowFormat(4, "fp32")
     placement = TierSettings(shared=True)
-    return open_stack(row_format, {"t": 64}, rows_of_weight(weight, row_format), placement)
+    return open_stack(rows_of_weight(weight, row_format, {"t": 64}), placement)
 
 
 def test_an_update_reaches_the_slab_only_after_batches_of_older_views(stack: TierStack) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -84,13 +85,13 @@ def test_tiers_opened_again_have_the_last_values(
 def test_an_update_that_comes_while_tiers_are_filled_is_not_lost(changes: Changes, tmp_path: Path) -> None:
     first = world(ENCODER, tmp_path, changes=changes)
     apply_update(first, update_of("a", list(range(300)), 1))
-    source = rows_of_weight(flat_weight(ENCODER), FORM)
+    stored = rows_of_weight(flat_weight(ENCODER), FORM, SIZES)
     calls = 0
 
     def read(start: int, count: int) -> Bytes:
         nonlocal calls
         calls += 1
-        given = source(start, count)
+        given = stored.source(start, count)
         # after this part is read, before it is written: each time some rows of both tables
         apply_update(first, update_of("a", list(range(calls, 300, 3)), 1 + calls))
         apply_update(first, update_of("b", [calls], 1 + calls))
@@ -98,9 +99,7 @@ def test_an_update_that_comes_while_tiers_are_filled_is_not_lost(changes: Change
 
     placement = {t: {"host": n // 3, "disk": n - n // 3} for t, n in SIZES.items()}
     second = open_stack(
-        FORM,
-        SIZES,
-        read,
+        replace(stored, source=read),
         TierSettings.model_validate({"cuts": placement, "cache_bytes": 4096, "directory": tmp_path}),
         ENCODER,
         changes=changes,

@@ -26,7 +26,7 @@ from polyrec.models.training.optimizer import RowWiseAdagrad
 from polyrec.models.training.recipe import Recipe
 from polyrec.models.training.source import Rows
 from polyrec.models.training.stepper import Stepper
-from polyrec.models.training.trainer import fit
+from polyrec.models.training.trainer import FitOptions, fit
 from polyrec.models.training.workers.group import WorkerGroup
 from polyrec.models.training.workers.row_exchange import WorkerRows
 from polyrec.models.training.workers.settings import WorkerSettings
@@ -168,7 +168,8 @@ def worker(bundle: Bundle, clicks: Path, out: Path) -> None:
         found |= steps(bundle, Workers(group, settings), training)
         workers = Workers(group, settings)
         model = workers.sharded(fresh(bundle), bundle.encoder.vocabularies)
-        history = fit(model, training, Rows(data, data.select(VALIDATION)), RECIPE, workers=workers)
+        options = FitOptions(workers=workers)
+        history = fit(model, training, Rows(data, data.select(VALIDATION)), RECIPE, options=options)
         found["checks"] = np.array([c.log_loss for c in history.checks])
         np.savez(out / f"{name}.{group.rank}.npz", **found)
     np.savez(out / f"moves.{group.rank}.npz", **moves(group))
