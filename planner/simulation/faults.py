@@ -8,7 +8,7 @@ from typing import Literal
 
 from polyrec.models.errors import PolyrecError
 
-SHORT = (
+FAULT_FORMS = (
     "slow:LANE:FACTOR:FROM-TO, first:LANE:FACTOR:FROM, stall:LANE:FROM-TO, kill:LANE:FROM[-TO], stop:FROM-TO "
     "or neighbor:FROM[-TO], in seconds"
 )
@@ -44,13 +44,13 @@ def parse_fault(text: str, lanes: Iterable[str]) -> Fault:
     names = list(lanes)
     kind, _, rest = text.partition(":")
     if kind not in ("slow", "first", "stall", "kill", *LANELESS):
-        raise FaultError(f"fault '{text}': '{kind}' is no kind of fault; like {SHORT}")
+        raise FaultError(f"fault '{text}': '{kind}' is no kind of fault; like {FAULT_FORMS}")
     at = -1
     if kind not in LANELESS:
         # lane names may contain a colon, as in `cuda:0`
         lane = max((n for n in names if rest.startswith(f"{n}:")), key=len, default=None)
         if lane is None:
-            raise FaultError(f"fault '{text}' names no lane; lanes: {', '.join(names)}; like {SHORT}")
+            raise FaultError(f"fault '{text}' names no lane; lanes: {', '.join(names)}; like {FAULT_FORMS}")
         at, rest = names.index(lane), rest[len(lane) + 1 :]
     fields = rest.split(":")
     factor = 1.0
@@ -64,7 +64,7 @@ def parse_fault(text: str, lanes: Iterable[str]) -> Fault:
         begin_s = float(begin)
         end_s = float(end) if dash else float("inf")
     except ValueError:
-        raise FaultError(f"fault '{text}' is not of the form {SHORT}") from None
+        raise FaultError(f"fault '{text}' is not of the form {FAULT_FORMS}") from None
     if (
         not 0 <= begin_s < end_s
         or not 0 < factor < float("inf")

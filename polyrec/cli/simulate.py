@@ -7,6 +7,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from polyrec.loadtest.arguments import non_negative_int
+from polyrec.planner.simulation.faults import FAULT_FORMS
 
 if TYPE_CHECKING:
     from polyrec.planner.simulation.outcomes import Figures, Outcomes
@@ -46,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="FAULT",
-        help="slow:LANE:10:2-4, stall:LANE:2-4 or kill:LANE:2[-4], in seconds; repeatable",
+        help=f"{FAULT_FORMS}; repeatable",
     )
     load.add_argument("--seed", type=non_negative_int, default=0, help="seed of the traffic (default 0)")
     output = parser.add_argument_group("output")

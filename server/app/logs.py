@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-import sys
+import select
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -22,6 +22,9 @@ from polyrec.models.text import printable, public
 LogFormat = Literal["text", "json"]
 VARIABLE = "POLYREC_LOG_FORMAT"
 INDENT = "    "
+STDERR = 2
+MAX_WRITE_WAIT_MS = 50
+"""Time for which a log line waits for the reader of standard error before lines are dropped."""
 
 
 class LineFormatter(logging.Formatter):
@@ -64,6 +67,48 @@ class JsonLines(LineFormatter):
         return json.dumps(content)  # escapes everything that is not ASCII
 
 
+class StderrHandler(logging.Handler):
+    """Writes lines to standard error, and drops them while its reader does not read.
+
+    A full pipe, as of a container's log driver that hangs, would otherwise block the event loop in the next
+    log line, and so the whole server. The first line waits MAX_WRITE_WAIT_MS, later ones do not. Once there
+    is room, a line says how many were lost.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        super().__init__()
+        self._descriptor = descriptor
+        self._lost = 0
+        self._poll = select.poll()
+        self._poll.register(descriptor, select.POLLOUT)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Writes the record's line if that is possible at once."""
+        try:
+            if self._lost:
+                lost = f"{self._lost} log lines were lost, as nothing read standard error"
+                notice = logging.LogRecord(record.name, logging.WARNING, "", 0, lost, None, None)
+                if not self._write(self.format(notice)):
+                    self._lost += 1
+                    return
+                self._lost = 0
+            if not self._write(self.format(record)):
+                self._lost += 1
+        except Exception:
+            self.handleError(record)
+
+    def _write(self, text: str) -> bool:
+        """Writes a line; returns False if there was no room for all of it."""
+        line = (text + "\n").encode(errors="backslashreplace")
+        while line:
+            ready = self._poll.poll(0 if self._lost else MAX_WRITE_WAIT_MS)
+            # a pipe that is ready takes PIPE_BUF bytes without blocking, and as one piece
+            if not ready or not ready[0][1] & select.POLLOUT:
+                return False
+            line = line[os.write(self._descriptor, line[: select.PIPE_BUF]) :]
+        return True
+
+
 def log_to_stderr(level: str, prefix: str = "", log_format: LogFormat | None = None) -> None:
     """Logs messages of `level` and above to standard error, unless the root logger has handlers.
 
@@ -73,7 +118,7 @@ def log_to_stderr(level: str, prefix: str = "", log_format: LogFormat | None = N
         log_format = "json" if os.environ.get(VARIABLE) == "json" else "text"
     else:
         os.environ[VARIABLE] = log_format  # inherited by lanes and the trace exporter
-    handler = logging.StreamHandler(sys.stderr)
+    handler = StderrHandler(STDERR)
     handler.setFormatter(JsonLines(prefix) if log_format == "json" else LineFormatter(prefix))
     logging.basicConfig(level=level.upper(), handlers=[handler])
 

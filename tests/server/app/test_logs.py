@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 import sys
+import threading
 from typing import Any
 
-from polyrec.server.app.logs import JsonLines, LineFormatter
+from polyrec.server.app.logs import JsonLines, LineFormatter, StderrHandler
 
 FORGED = "a\nWARNING polyrec.x: forged\x1b[2J\u2028\ud800"
 
@@ -75,3 +77,52 @@ def test_no_line_of_a_trace_looks_like_a_message() -> None:
     assert first.endswith("it failed")
     assert rest
     assert all(part.startswith("    ") for part in rest)
+
+
+def written(reading: int) -> str:
+    """All that a pipe holds."""
+    os.set_blocking(reading, False)
+    parts = []
+    while True:
+        try:
+            parts.append(os.read(reading, 2**16))
+        except BlockingIOError:
+            return b"".join(parts).decode()
+
+
+def test_a_reader_that_stalls_costs_lines_and_does_not_block() -> None:
+    reading, writing = os.pipe()
+    handler = StderrHandler(writing)
+    handler.setFormatter(LineFormatter())
+    count = 3000
+
+    def log_all() -> None:
+        for number in range(count):
+            handler.emit(record("line %d", number, trace=number % 7 == 0, more="é" * (number % 100)))
+
+    thread = threading.Thread(target=log_all, daemon=True)
+    thread.start()
+    thread.join(20)
+    assert not thread.is_alive()
+    before = written(reading)
+    handler.emit(record("read again"))
+    after = written(reading).splitlines()
+    whole = re.findall(r"line (\d+) more=(é*)\n", before)
+    assert [int(number) for number, _ in whole] == list(range(len(whole)))
+    assert all(len(more) == int(number) % 100 for number, more in whole)
+    lost = re.search(r"WARNING polyrec.x: (\d+) log lines were lost", after[-2])
+    assert lost is not None
+    assert 0 < int(lost[1]) <= count - len(whole) + 1  # the last one may lack its end only
+    assert int(lost[1]) >= count - len(whole)
+    assert after[-1].endswith("read again")
+
+
+def test_lines_of_any_length_are_written_whole() -> None:
+    reading, writing = os.pipe()
+    handler = StderrHandler(writing)
+    handler.setFormatter(LineFormatter())
+    counts = range(9)  # of fields of a kilobyte
+    for count in counts:
+        handler.emit(record("line", **{f"f{i}": "é" * 499 for i in range(count)}))
+    ends = [line.partition("line")[2] for line in written(reading).splitlines()]
+    assert ends == ["".join(f" f{i}={'é' * 499}" for i in range(count)) for count in counts]
