@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass
+from random import Random
 
 from polyrec.models.errors import FeatureError
 from polyrec.models.schema.batch import F32
@@ -52,7 +53,7 @@ class Shadow:
         self._stable = stable.dispatcher
         self._canary = canary.dispatcher
         self._lanes = len(canary.lanes)
-        self._pace = ComparisonPace(share, per_s)
+        self._pace = ComparisonPace(share, per_s, Random())
         self._closed = False
         self._open: set[_Comparison] = set()
         self._records = [PairRecords() for _ in range(GROUPS)]
