@@ -46,7 +46,7 @@ class RolloutBounds(Strict):
     information gain that the canary is expected to lose, from answers to the same requests
     (expected_loss.py). max_live_loss: information gain that it loses on requests whose labels came back, if
     live quality is measured. min_requests: of each arm, before latency and scores are judged.
-    judge_within_s: maximum time with fewer of them (patience.py), after which the canary is rolled back.
+    judge_within_s: age at which a canary that never had as many is rolled back (patience.py).
     promote_after_s: minimum age at which the canary is promoted, once all bounds are shown to hold; None:
     only by an admin call.
     """

@@ -55,13 +55,13 @@ class PairSums:
     squares: tuple[float, float, float] = (0.0, 0.0, 0.0)
 
     def add(self, records: PairRecords) -> None:
-        """Adds requests; those for which the canary's scores are not all finite count as failed."""
+        """Adds requests; in `records`, those with a score of the canary that is not finite become failed."""
+        finite = [pair for pair in records.pairs if np.isfinite(pair[1]).all()]
+        records.failed += len(records.pairs) - len(finite)
+        records.pairs = finite
         self.failed += records.failed
         self.missed += records.missed
-        for stable, canary in records.pairs:
-            if not np.isfinite(canary).all():
-                self.failed += 1
-                continue
+        for stable, canary in finite:
             divergence, rows = float(divergences(stable, canary).sum()), float(stable.size)
             divergence2, cross, rows2 = self.squares
             self.requests += 1

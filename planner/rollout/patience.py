@@ -1,7 +1,8 @@
 """Ends a rollout that gets too few comparisons to be judged.
 
 A canary of which little is known must not be promoted, and should not run for ever: nobody may notice that it
-was never compared, because traffic is low, requests do not take part or the machine has no time.
+was never compared, because traffic is low, requests do not take part or the machine has no time. One that was
+judged before is not ended, as nights may be quiet.
 """
 
 from __future__ import annotations
@@ -13,30 +14,35 @@ from polyrec.planner.rollout.decision import RolloutBounds, RolloutDecision, sho
 
 
 class Patience:
-    """Remembers since when a rollout has had too few comparisons.
+    """Remembers whether a rollout ever had enough comparisons.
 
     began_s: the rollout's start, on a monotonic clock.
     """
 
     def __init__(self, began_s: float) -> None:
-        self._enough_s = began_s
+        self._began_s = began_s
+        self._had_enough = False
 
     def judge(
         self, decision: RolloutDecision, now_s: float, bounds: RolloutBounds, share: float
     ) -> RolloutDecision:
-        """Adds a shortage to the reason to continue, or rolls back if it lasts longer than the bound allows.
+        """Adds a shortage to the reason to continue, or rolls back if it has lasted as long as is allowed.
 
         share: the canary's share of the requests; at 0 only requests answered by both versions are expected.
         """
         short = shortage(decision.figures, bounds, share)
         if short is None:
-            self._enough_s = now_s
+            self._had_enough = True
         if short is None or decision.verdict != "continue":
             return decision
-        left_s = bounds.judge_within_s - (now_s - self._enough_s)
+        if self._had_enough:
+            return replace(decision, is_short=True)
+        left_s = bounds.judge_within_s - (now_s - self._began_s)
         if left_s > 0:
             reason = f"{decision.reason}; rolled back in {round(left_s)} s if there are not more by then"
             return replace(decision, reason=reason, is_short=True)
         seen = f"{short} in the last {min(SPAN_S, decision.figures.age_s):.0f} s"
-        reason = f"not enough comparisons, not promoted: {seen}, too few for {bounds.judge_within_s:g} s"
+        reason = (
+            f"not enough comparisons, not promoted: {seen}, and never more in {bounds.judge_within_s:g} s"
+        )
         return RolloutDecision("rollback", reason, decision.figures, is_short=True)

@@ -82,7 +82,7 @@ def add_start_options(parser: argparse._ActionsContainer) -> None:
         "--judge-within",
         type=duration,
         metavar="TIME",
-        help="roll back after this time with fewer requests than that to judge by (default 1h)",
+        help="roll back if there were never that many requests to judge by for this time (default 1h)",
     )
 
 

@@ -24,7 +24,7 @@ class StartRequest(Strict):
     by: a single-valued context feature or `header:NAME`; all requests with the same value get the same
         version. null splits requests individually.
     shadow: share of the stable version's requests that the canary repeats in spare time, to compare answers.
-    compare_per_s: number of requests a second that it repeats whatever the load, unless shadow is 0.
+    compare_per_s: maximum number of requests a second that it repeats whatever the load, unless shadow is 0.
     """
 
     plan: ModelPlace

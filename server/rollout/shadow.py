@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass
+from random import Random
 
 from polyrec.models.errors import FeatureError
 from polyrec.models.schema.batch import F32
@@ -29,6 +30,12 @@ BUDGET_S = 10.0
 """Time for each version's answer: the canary's lanes may wait seconds for a processor."""
 OPEN_PER_LANE = 8
 """Maximum unfinished comparisons per lane of the canary, as all may be encoded at once for one batch."""
+QUEUE_SHARE = 0.1
+"""Maximum share of the stable version's queue for requests that it is asked again.
+
+Past capacity they wait there for seconds, behind clients' requests. In a queue made to drain within the SLO,
+eight of them would leave clients, who then get 429, half of the room. One larger request may be there alone.
+"""
 
 
 @dataclass(slots=True, eq=False)
@@ -52,7 +59,7 @@ class Shadow:
         self._stable = stable.dispatcher
         self._canary = canary.dispatcher
         self._lanes = len(canary.lanes)
-        self._pace = ComparisonPace(share, per_s)
+        self._pace = ComparisonPace(share, per_s, Random())
         self._closed = False
         self._open: set[_Comparison] = set()
         self._records = [PairRecords() for _ in range(GROUPS)]
@@ -63,7 +70,7 @@ class Shadow:
         answer, scores: the stable version's answer and a copy of its probabilities, float32 [rows].
         group: the request's group (see `ArmGroup`).
         """
-        if self.open >= OPEN_PER_LANE * self._lanes:
+        if self.open >= OPEN_PER_LANE * self._lanes or (answer.degraded and not self._fits(rows.rows)):
             return
         has_spare_time = not (
             answer.degraded or self._stable.router.state.queue.pieces or self._canary.waiting >= self._lanes
@@ -74,6 +81,11 @@ class Shadow:
         comparison = _Comparison(rows, group, is_guaranteed, None if answer.degraded else scores)
         self._open.add(comparison)
         asyncio.get_running_loop().call_soon(self._ask, comparison)
+
+    def _fits(self, rows: int) -> bool:
+        """Whether the stable version's queue has room for a request that it is asked again."""
+        waiting = sum(each.rows.rows for each in self._open if each.scores is None)
+        return not waiting or waiting + rows <= QUEUE_SHARE * self._stable.router.state.max_queued_rows
 
     @property
     def open(self) -> int:

@@ -66,9 +66,11 @@ def test_merged_sums_are_those_of_all_requests() -> None:
 def test_scores_that_are_no_numbers_are_failures_and_extremes_are_finite() -> None:
     sums = PairSums()
     ones, no_number = np.ones(3, np.float32), np.full(3, np.nan, np.float32)
-    sums.add(PairRecords([(ones, no_number), (ones, ones), (ones, np.zeros(3, np.float32))]))
+    records = PairRecords([(ones, no_number), (ones, ones), (ones, np.zeros(3, np.float32))], failed=2)
+    sums.add(records)
     loss = expected_loss(sums)
-    assert (sums.requests, sums.failed) == (2, 1)
+    assert (sums.requests, sums.failed) == (2, 3)
+    assert (len(records.pairs), records.failed) == (2, 3)  # as the metrics count them
     assert loss is not None
     assert np.isfinite(loss.value)
 

@@ -15,7 +15,7 @@ from polyrec.cli.rollout_call import lines
 from polyrec.planner.rollout.expected_loss import PairRecords
 from polyrec.server.codecs.rows import Rows
 from polyrec.server.dispatch.answer import Answer
-from polyrec.server.rollout.shadow import OPEN_PER_LANE, Shadow
+from polyrec.server.rollout.shadow import OPEN_PER_LANE, QUEUE_SHARE, Shadow
 from tests.server.rollout.conftest import PATIENCE_S, QUICK, PlanOf, Trial
 
 NEVER = 1e-9
@@ -101,6 +101,33 @@ def test_few_comparisons_are_open_at_a_time_and_none_after_the_end(
     most, records = trial.client.runner.run(compare())
     assert most == OPEN_PER_LANE * len(rollout.canary.serving.lanes)
     assert (records.pairs, records.failed) == ([], 0)
+
+
+@pytest.mark.parametrize(("share", "number"), [(1 / 3, 3), (1.2, 1)])
+def test_requests_asked_again_leave_clients_the_room_in_the_queue(
+    trial: Trial, plan_of: PlanOf, request_: Any, share: float, number: int
+) -> None:
+    """Past capacity they wait for seconds, and clients get 429 if the queue is full."""
+    trial.start(plan_of(1.0), share=0, shadow=NEVER)
+    rollout = trial.engine.rollout
+    assert rollout is not None
+    shadow = Shadow(rollout.stable.serving, rollout.canary.serving, NEVER, 1e9)
+    room = int(QUEUE_SHARE * trial.engine.plan.limits.max_queued_rows)
+    columns = {name: (values * 2 * room)[: int(share * room)] for name, values in request_.columns.items()}
+    rows = trial.engine.serving.json_decoder.predict(orjson.dumps({"columns": columns}))
+    scores = np.full(rows.rows, 0.25, np.float32)
+    degraded = Answer(scores, 0, "load", 0.0, 0.0, scores.size, 0)
+
+    async def compare() -> tuple[int, int]:
+        for _ in range(OPEN_PER_LANE):
+            shadow.repeat(rows, degraded, scores)
+        asked = shadow.open
+        shadow.repeat(rows, degraded._replace(reason=None), scores)  # goes to the canary's queue
+        both = shadow.open
+        shadow.close()
+        return asked, both
+
+    assert trial.client.runner.run(compare()) == (number, number + 1)
 
 
 def test_a_version_with_too_few_comparisons_is_not_promoted_and_everything_says_so(
