@@ -21,9 +21,10 @@ from polyrec.server.app.engine import Engine
 from polyrec.server.clock import clock
 from polyrec.server.errors import Malformed, NotReady
 from polyrec.server.http.connection.reply import HeaderList, Reply, error_reply, json_reply
-from polyrec.server.http.documents import StatusQuery, StatusResponse
+from polyrec.server.http.documents import StatusQuery
 from polyrec.server.http.openapi import Endpoint, Success, text_response
 from polyrec.server.http.plan import describe
+from polyrec.server.http.status_page.documents import StatusResponse
 from polyrec.server.metrics.error_budget import SLO_MISSES, SLO_SHARE
 from polyrec.server.metrics.metrics import OUTCOMES, REQUEST_EDGES_S
 from polyrec.server.rollout.traffic import RolloutTraffic

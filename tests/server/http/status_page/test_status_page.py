@@ -16,8 +16,8 @@ from polyrec.planner.routing.explain import RouterSnapshot
 from polyrec.server.app.engine import Engine
 from polyrec.server.child import ServerProcess
 from polyrec.server.http.app import create_app
-from polyrec.server.http.documents import StatusResponse
 from polyrec.server.http.status_page import FILES
+from polyrec.server.http.status_page.documents import StatusResponse
 from tests.forking import start
 
 TAB, ESCAPE, LEFT = 9, 27, 37
