@@ -45,6 +45,13 @@ def decoded(trial: Trial, request_: Any) -> Rows:
     return rows
 
 
+def shadow_of(trial: Trial, per_s: float) -> Shadow:
+    """Compares the versions of the running trial, beside its own shadow."""
+    rollout = trial.engine.rollout
+    assert rollout is not None
+    return Shadow(rollout.stable.serving, rollout.canary.serving, NEVER, per_s)
+
+
 async def settled(shadow: Shadow) -> PairRecords:
     """The records of group 3 once all comparisons have ended."""
     async with asyncio.timeout(PATIENCE_S):
@@ -64,9 +71,7 @@ def test_a_degraded_answer_is_not_compared_but_asked_for_again(
     reason: str | None,
 ) -> None:
     trial.start(plan_of(0.5), share=0, shadow=NEVER)
-    rollout = trial.engine.rollout
-    assert rollout is not None
-    shadow = Shadow(rollout.stable.serving, rollout.canary.serving, NEVER, 50.0)
+    shadow = shadow_of(trial, 50.0)
     given = np.full(decoded.rows, 0.25, np.float32)
 
     async def compare() -> PairRecords:
@@ -84,9 +89,7 @@ def test_few_comparisons_are_open_at_a_time_and_none_after_the_end(
     trial: Trial, plan_of: PlanOf, decoded: Rows
 ) -> None:
     trial.start(plan_of(1.0), share=0, shadow=NEVER)
-    rollout = trial.engine.rollout
-    assert rollout is not None
-    shadow = Shadow(rollout.stable.serving, rollout.canary.serving, NEVER, 1e9)
+    shadow = shadow_of(trial, 1e9)
     scores = np.full(decoded.rows, 0.25, np.float32)
     answer = Answer(scores, 0, None, 0.0, 0.0, scores.size, 0)
 
@@ -99,6 +102,8 @@ def test_few_comparisons_are_open_at_a_time_and_none_after_the_end(
         return most, await settled(shadow)
 
     most, records = trial.client.runner.run(compare())
+    rollout = trial.engine.rollout
+    assert rollout is not None
     assert most == OPEN_PER_LANE * len(rollout.canary.serving.lanes)
     assert (records.pairs, records.failed) == ([], 0)
 
@@ -109,9 +114,7 @@ def test_requests_asked_again_leave_clients_the_room_in_the_queue(
 ) -> None:
     """Past capacity they wait for seconds, and clients get 429 if the queue is full."""
     trial.start(plan_of(1.0), share=0, shadow=NEVER)
-    rollout = trial.engine.rollout
-    assert rollout is not None
-    shadow = Shadow(rollout.stable.serving, rollout.canary.serving, NEVER, 1e9)
+    shadow = shadow_of(trial, 1e9)
     room = int(QUEUE_SHARE * trial.engine.plan.limits.max_queued_rows)
     columns = {name: (values * 2 * room)[: int(share * room)] for name, values in request_.columns.items()}
     rows = trial.engine.serving.json_decoder.predict(orjson.dumps({"columns": columns}))
