@@ -99,13 +99,13 @@ class RolloutFigures:
 class RolloutDecision:
     """A verdict, its reason as text with the numbers, and all figures.
 
-    is_short: whether there are too few comparisons to judge the canary (see `shortage`).
+    short: what there are too few of to judge the canary; None if there are enough.
     """
 
     verdict: Verdict
     reason: str
     figures: RolloutFigures
-    is_short: bool = False
+    short: str | None = None
 
 
 def decide(
@@ -114,18 +114,23 @@ def decide(
     age_s: float,
     bounds: RolloutBounds,
     live: tuple[float, float, float] | None = None,
+    share: float = 1.0,
 ) -> RolloutDecision:
-    """Decides from both arms' sums in the window. age_s: age of the rollout. live: see `RolloutFigures`."""
-    decision = _decide_on_all(compared, lane_deaths, age_s, bounds, live)
+    """Decides from both arms' sums in the window.
+
+    age_s: age of the rollout. live: see `RolloutFigures`. share: the canary's share of the requests; at 0
+    only requests answered by both versions are expected.
+    """
+    decision = _decide_on_all(compared, lane_deaths, age_s, bounds, live, share)
     if decision.verdict == "rollback" and not lane_deaths:
         unshadowed = replace(compared, pairs=None, loss=None)
-        by_own = _decide_on_all(unshadowed, 0, age_s, bounds, live).verdict == "rollback"
+        by_own = _decide_on_all(unshadowed, 0, age_s, bounds, live, share).verdict == "rollback"
         for others in compared.without_each_group():
             if (others.canary.requests if by_own else others.shadowed) < bounds.min_requests:
                 continue
-            if _decide_on_all(others, 0, age_s, bounds, live).verdict != "rollback":
+            if _decide_on_all(others, 0, age_s, bounds, live, share).verdict != "rollback":
                 reason = f"only by one group of values or clients: {decision.reason}"
-                return RolloutDecision("continue", reason, decision.figures)
+                return RolloutDecision("continue", reason, decision.figures, decision.short)
     return decision
 
 
@@ -150,6 +155,7 @@ def _decide_on_all(
     age_s: float,
     bounds: RolloutBounds,
     live: tuple[float, float, float] | None,
+    share: float,
 ) -> RolloutDecision:
     limit_s = _limit_s(compared.stable, bounds)
     slow = 0 if limit_s is None else compared.canary.slower(limit_s)
@@ -172,19 +178,20 @@ def _decide_on_all(
         None if loss is None else round(loss.high(PROMOTE_Z), 5),
         *((None, None, None) if live is None else (round(end, 5) for end in live)),
     )
+    short = _shortage(figures, bounds, share)
     exceeded = _exceeded_bound(figures, bounds)
     if exceeded is not None:
-        return RolloutDecision("rollback", exceeded, figures)
+        return RolloutDecision("rollback", exceeded, figures, short)
     if not figures.canary.requests and not figures.pairs:
-        return RolloutDecision("continue", "the canary has no requests that could be judged", figures)
-    missing = _missing_evidence(figures, bounds)
+        return RolloutDecision("continue", "the canary has no requests that could be judged", figures, short)
+    missing = _missing_evidence(figures, bounds, short, share)
     shown = missing or "all bounds are shown to hold"
     if bounds.promote_after_s is None:
-        return RolloutDecision("continue", f"{shown}; promotion is by call", figures)
+        return RolloutDecision("continue", f"{shown}; promotion is by call", figures, short)
     if age_s < bounds.promote_after_s:
         reason = f"{shown}; promoted not before {bounds.promote_after_s:g} s"
-        return RolloutDecision("continue", reason, figures)
-    return RolloutDecision("promote" if missing is None else "continue", shown, figures)
+        return RolloutDecision("continue", reason, figures, short)
+    return RolloutDecision("promote" if missing is None else "continue", shown, figures, short)
 
 
 def binomial_tail(events: int, trials: int, share: float) -> float:
@@ -266,11 +273,12 @@ def _bound_exceeded_by_pairs(figures: RolloutFigures, bounds: RolloutBounds) -> 
     return None
 
 
-def _missing_evidence(figures: RolloutFigures, bounds: RolloutBounds) -> str | None:
-    """Describes the first bound that is not shown to hold; None if all are."""
+def _missing_evidence(
+    figures: RolloutFigures, bounds: RolloutBounds, short: str | None, share: float
+) -> str | None:
+    """Describes the first bound that is not shown to hold; None if all are. short: see `RolloutDecision`."""
     stable, canary = figures.stable, figures.canary
     answered = canary.requests - canary.failed
-    short = shortage(figures, bounds)
     if short is not None:
         seen = "" if figures.loss is None else f"; their expected loss so far is {figures.loss:.3f}"
         return f"not enough comparisons yet: {short}{seen}"
@@ -278,6 +286,8 @@ def _missing_evidence(figures: RolloutFigures, bounds: RolloutBounds) -> str | N
         high = figures.loss_high
         seen = "unknown" if high is None else f"{figures.loss:.4f}, up to {high:.4f}"
         return f"not shown yet: an expected loss of at most {bounds.max_loss:g} ({seen})"
+    if not share:
+        return "no answers to clients to judge by, as its share is 0"
     allowed = _allowed_failures(figures, bounds)
     if not holds(canary.failed, canary.requests, allowed):
         return f"not shown yet: at most {allowed:.2%} failures ({canary.failed} of {canary.requests})"
@@ -297,11 +307,8 @@ def _missing_evidence(figures: RolloutFigures, bounds: RolloutBounds) -> str | N
     return None
 
 
-def shortage(figures: RolloutFigures, bounds: RolloutBounds, share: float = 1.0) -> str | None:
-    """Describes what there are too few of to judge the canary; None if there are enough.
-
-    share: the canary's share of the requests; at 0 it has none of its own.
-    """
+def _shortage(figures: RolloutFigures, bounds: RolloutBounds, share: float) -> str | None:
+    """Describes what there are too few of to judge the canary; None if there are enough."""
     counts = [] if figures.pairs is None else [(figures.pairs, "answered by both versions")]
     if share:
         counts += [

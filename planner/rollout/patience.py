@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from polyrec.planner.rollout.comparison import SPAN_S
-from polyrec.planner.rollout.decision import RolloutBounds, RolloutDecision, shortage
+from polyrec.planner.rollout.decision import RolloutBounds, RolloutDecision
 
 
 class Patience:
@@ -23,26 +23,18 @@ class Patience:
         self._began_s = began_s
         self._had_enough = False
 
-    def judge(
-        self, decision: RolloutDecision, now_s: float, bounds: RolloutBounds, share: float
-    ) -> RolloutDecision:
-        """Adds a shortage to the reason to continue, or rolls back if it has lasted as long as is allowed.
-
-        share: the canary's share of the requests; at 0 only requests answered by both versions are expected.
-        """
-        short = shortage(decision.figures, bounds, share)
-        if short is None:
+    def judge(self, decision: RolloutDecision, now_s: float, bounds: RolloutBounds) -> RolloutDecision:
+        """Adds how long to wait to the reason to continue, or rolls back after as long as is allowed."""
+        if decision.short is None:
             self._had_enough = True
-        if short is None or decision.verdict != "continue":
+        if decision.short is None or self._had_enough or decision.verdict != "continue":
             return decision
-        if self._had_enough:
-            return replace(decision, is_short=True)
         left_s = bounds.judge_within_s - (now_s - self._began_s)
         if left_s > 0:
             reason = f"{decision.reason}; rolled back in {round(left_s)} s if there are not more by then"
-            return replace(decision, reason=reason, is_short=True)
-        seen = f"{short} in the last {min(SPAN_S, decision.figures.age_s):.0f} s"
+            return replace(decision, reason=reason)
+        seen = f"{decision.short} in the last {min(SPAN_S, decision.figures.age_s):.0f} s"
         reason = (
             f"not enough comparisons, not promoted: {seen}, and never more in {bounds.judge_within_s:g} s"
         )
-        return RolloutDecision("rollback", reason, decision.figures, is_short=True)
+        return replace(decision, verdict="rollback", reason=reason)

@@ -79,6 +79,7 @@ class StderrHandler(logging.Handler):
         super().__init__()
         self._descriptor = descriptor
         self._lost = 0
+        self._is_cut = False  # whether the last line was written in part
         self._poll = select.poll()
         self._poll.register(descriptor, select.POLLOUT)
 
@@ -99,13 +100,16 @@ class StderrHandler(logging.Handler):
 
     def _write(self, text: str) -> bool:
         """Writes a line; returns False if there was no room for all of it."""
-        line = (text + "\n").encode(errors="backslashreplace")
+        line = ("\n" * self._is_cut + text + "\n").encode(errors="backslashreplace")
+        length = len(line)
         while line:
             ready = self._poll.poll(0 if self._lost else MAX_WRITE_WAIT_MS)
             # a pipe that is ready takes PIPE_BUF bytes without blocking, and as one piece
             if not ready or not ready[0][1] & select.POLLOUT:
+                self._is_cut |= len(line) < length
                 return False
             line = line[os.write(self._descriptor, line[: select.PIPE_BUF]) :]
+        self._is_cut = False
         return True
 
 

@@ -193,9 +193,10 @@ class RolloutControl:
         traffic.stable.min_budget_s = traffic.canary.min_budget_s = min_s
         live = self._engine.live_quality
         labeled = None if live is None else live.trial(traffic.canary.serving.version)
-        decision = decide(compared, deaths, now_s - rollout.began_s, rollout.bounds, labeled)
-        decision = rollout.patience.judge(decision, now_s, rollout.bounds, traffic.split.share)
-        metrics.compared(decision.figures, traffic.split.share)
+        age_s, share = now_s - rollout.began_s, traffic.split.share
+        decision = decide(compared, deaths, age_s, rollout.bounds, labeled, share)
+        decision = rollout.patience.judge(decision, now_s, rollout.bounds)
+        metrics.compared(decision.figures, share)
         if decision.verdict != "continue" or not rollout.ticks % LOGGED_TICKS:
             log.warning("rollout: %s: %s", decision.verdict, decision.reason, extra=_figures(decision))
         traffic.decision = decision

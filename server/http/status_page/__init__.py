@@ -149,7 +149,7 @@ def _rollout(traffic: RolloutTraffic | None) -> dict[str, Any] | None:
         "share": traffic.split.share,
         "age_s": decision.figures.age_s,
         "reason": decision.reason,
-        "is_short": decision.is_short,
+        "is_short": decision.short is not None,
     }
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy.stats import binom
 
 from polyrec.planner.rollout.arm_sums import ArmRecords
-from polyrec.planner.rollout.comparison import GROUPS, SPAN_S, Comparison
+from polyrec.planner.rollout.comparison import GROUPS, SPAN_S, Comparison, ComparisonFigures
 from polyrec.planner.rollout.decision import (
     RolloutBounds,
     RolloutDecision,
@@ -97,17 +97,50 @@ def test_a_bad_canary_is_rolled_back_with_the_reason(canary: ArmRecords, reason:
     assert reason in decision.reason
 
 
+def compared_by_pairs(pairs: int | None, stable: int = 0, canary: int = 0) -> ComparisonFigures:
+    """Returns figures of so many requests, and of so many equal pairs of answers; None: no shadow."""
+    comparison = Comparison(paired=pairs is not None)
+    shadowed = None
+    if pairs is not None:
+        shadowed = [PairRecords() for _ in range(GROUPS)]
+        for i in range(pairs):
+            shadowed[i % GROUPS].pairs.append((np.full(3, 0.2, np.float32), np.full(3, 0.2, np.float32)))
+    comparison.add(0.0, records(stable), spread(records(canary)), shadowed)
+    return comparison.compare(0.0)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "stable", "canary", "share", "short"),
+    [
+        (199, 1000, 1000, 0.1, "199 of 200 requests answered by both versions"),
+        (200, 1000, 1000, 0.1, None),
+        (200, 1000, 199, 0.1, "199 of 200 requests of the canary"),
+        (200, 199, 1000, 0.1, "199 of 200 requests of the stable version"),
+        (None, 1000, 199, 0.1, "199 of 200 requests of the canary"),
+        (None, 1000, 200, 0.1, None),
+        (200, 1000, 0, 0.0, None),
+        (0, 1000, 0, 0.0, "0 of 200 requests answered by both versions"),
+    ],
+)
+def test_what_is_enough(pairs: int | None, stable: int, canary: int, share: float, short: str | None) -> None:
+    compared = compared_by_pairs(pairs, stable, canary)
+    assert decide(compared, 0, 60.0, RolloutBounds(), share=share).short == short
+
+
+def test_a_canary_that_only_shadows_is_never_promoted_and_says_why() -> None:
+    bounds = RolloutBounds(promote_after_s=10.0)
+    decision = decide(compared_by_pairs(400, 1000), 0, 60.0, bounds, share=0.0)
+    assert decision.verdict == "continue"
+    assert decision.reason == "no answers to clients to judge by, as its share is 0"
+
+
 @pytest.mark.parametrize("promote_after_s", [None, 30.0])
 def test_bounds_are_not_reported_as_met_before_the_first_request(promote_after_s: float | None) -> None:
     bounds = RolloutBounds(promote_after_s=promote_after_s)
     compared = Comparison(paired=True).compare(0.0)
     reason = "the canary has no requests that could be judged"
     assert decide(compared, 0, 60.0, bounds).reason == reason
-    shadowed = [PairRecords() for _ in range(GROUPS)]
-    shadowed[0].pairs.append((np.full(3, 0.2, np.float32), np.full(3, 0.2, np.float32)))
-    comparison = Comparison(paired=True)
-    comparison.add(0.0, ArmRecords(), spread(ArmRecords()), shadowed)
-    reason = decide(comparison.compare(0.0), 0, 60.0, bounds).reason
+    reason = decide(compared_by_pairs(1), 0, 60.0, bounds).reason
     assert reason.startswith("not enough comparisons yet: 1 of 200 requests answered by both versions")
 
 

@@ -126,3 +126,18 @@ def test_lines_of_any_length_are_written_whole() -> None:
         handler.emit(record("line", **{f"f{i}": "é" * 499 for i in range(count)}))
     ends = [line.partition("line")[2] for line in written(reading).splitlines()]
     assert ends == ["".join(f" f{i}={'é' * 499}" for i in range(count)) for count in counts]
+
+
+def test_what_follows_a_line_that_was_cut_has_a_line_of_its_own() -> None:
+    reading, writing = os.pipe()
+    handler = StderrHandler(writing)
+    handler.setFormatter(LineFormatter())
+    for _ in range(9):
+        handler.emit(record("line", **{f"f{i}": "x" * 499 for i in range(18)}))
+    *_, cut = written(reading).splitlines()
+    assert 0 < len(cut) < 9000
+    handler.emit(record("read again"))
+    ends, notice, last = written(reading).splitlines()
+    assert ends == ""
+    assert "log lines were lost" in notice
+    assert last.endswith("read again")
