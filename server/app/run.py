@@ -23,6 +23,7 @@ import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from types import FrameType
 
@@ -330,6 +331,7 @@ def _load(
     models: ModelRepository, settings: Settings, source: ModelSource, files: Mapping[str, Path | ModelUrl]
 ) -> None:
     """Loads all plans and prediction logs, then serves all models at once; blocks. Raises PolyrecError."""
+    import_module("numpy.ma")  # np.unique would, in the first request: 10 ms, and most budgets are missed
     opened: list[Serving] = []
     try:
         for engine in models.engines:
