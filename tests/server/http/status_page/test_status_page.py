@@ -260,12 +260,21 @@ def test_events_are_listed_newest_first(page: Page) -> None:
     assert 0 <= told.index("lane cpu.0 died") < told.index("reload: b")
 
 
-def test_live_quality_that_has_no_labels_yet_is_on_the_page(page: Page) -> None:
-    """Otherwise an operator cannot tell whether the server measures it."""
+@pytest.mark.parametrize(
+    ("report", "told"),
+    [
+        ("requests: 0, final_after_s: 3665", "no requests yet; each counts 61 min after its answer"),
+        ("requests: 9, clients: {}, labeled_s: null", "9 requests, none labeled"),
+        ("requests: 9, clients: {shop: 3, app: 2}, labeled_s: 960", "9 requests, 5 labeled"),
+        ("requests: 9, clients: {a: 5}, labeled_s: 700", "9 requests, 5 labeled, none in the newest 5 min"),
+    ],
+)
+def test_the_page_tells_on_what_live_quality_is_measured(page: Page, report: str, told: str) -> None:
+    """Otherwise an operator cannot tell why there are no figures yet, or that labels stopped."""
     assert "live quality" not in text(page, "#routing")
-    live = "{requests: 0, paths: {}, value_changes: {}, error: null}"
+    live = f"{{paths: {{}}, value_changes: {{}}, error: null, since_s: 0, until_s: 1000, {report}}}"
     page.run(f"{ALTER} page.pause(); view.last.live_quality = {live}; page.draw(); }})")
-    assert "0 labeled requests" in text(page, "#routing")
+    assert text(page, "#routing").endswith(told)
     assert page.complaints == []
 
 
