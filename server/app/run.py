@@ -286,7 +286,7 @@ async def _run_until_stopped(
         if loading.done():
             loading.result()
             models.attach()
-            background += [start_task(live.watch(), "live quality") for live in models.live_qualities]
+            background += filter(None, [engine.watch_live_quality() for engine in models.engines])
             # loaded objects live until the end, so keep the collector from scanning them again
             gc.collect()
             gc.freeze()
@@ -336,7 +336,8 @@ def _load(
     try:
         for engine in models.engines:
             try:
-                opened.append(_open_model(settings, source, engine, files.get(engine.name)))
+                file = files.get(engine.name)
+                opened.append(engine.named_in_log(partial(_open_model, settings, source, engine, file)))
             except PolyrecError as e:
                 if not files:
                     raise

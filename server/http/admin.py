@@ -33,6 +33,7 @@ from polyrec.models.text import printable, public
 from polyrec.planner.plan import BudgetMs, PathName, Plan, Policy, load_plan
 from polyrec.server.app.background import run_in_thread
 from polyrec.server.app.engine import Engine, LifecycleState
+from polyrec.server.app.logs import MODEL
 from polyrec.server.app.serving import Serving
 from polyrec.server.clock import clock
 from polyrec.server.errors import Invalid, Malformed, RequestError
@@ -113,6 +114,7 @@ class Admin:
         except RequestError as e:
             return error_reply(e)
         status, why = HTTPStatus.INTERNAL_SERVER_ERROR, ""
+        before = MODEL.set(self._engine.name_in_log)
         try:
             reply = json_reply(await answer(await read_body(scope["headers"], request.receive, max_bytes)))
             status = HTTPStatus.OK
@@ -126,6 +128,7 @@ class Admin:
             audit.log(
                 level, "%s by '%s' from %s: %d%s", action, client.name, address, status, why, extra=about
             )
+            MODEL.reset(before)
         return reply
 
     async def reload(self, arguments: ReloadRequest) -> dict[str, Any]:
