@@ -227,7 +227,7 @@ class Admin:
 
 
 def differences(old: Serving, new: Serving) -> list[str]:
-    """Lists what clients notice when the generation changes: the model's name, request features, quality."""
+    """Lists what changes with the generation: the model's name, request features, fewer paths, quality."""
     found = []
     called = [serving.bundle.manifest.name for serving in (old, new)]
     if called[0] != called[1]:
@@ -242,6 +242,9 @@ def differences(old: Serving, new: Serving) -> list[str]:
     ):
         if features:
             found.append(f"{what}: {', '.join(sorted(features))}")
+    if len(new.paths) < len(old.paths):
+        now, was = (", ".join(path.name for path in serving.paths) for serving in (new, old))
+        found.append(f"fewer paths: {now}, were {was}")
     best = [max((p.quality for p in s.paths if p.quality is not None), default=None) for s in (old, new)]
     was, now = ("unknown" if quality is None else f"{quality:.4g}" for quality in best)
     if old.plan.metric == new.plan.metric and was != now:
