@@ -251,6 +251,11 @@ def test_the_cursor_moves_by_arrow_keys(page: Page) -> None:
     page.until("document.querySelector('#gain-at').innerText === 'now'")
 
 
+def test_what_the_lanes_can_do_is_said_to_depend_on_sizes(page: Page) -> None:
+    """After one request of two rows it was a sixth of what the plan promises."""
+    assert text(page, "#goodput-note").endswith("/s on their fastest paths, at present request sizes")
+
+
 def test_events_are_listed_newest_first(page: Page) -> None:
     page.run(
         f"{ALTER} page.pause(); view.last.events = [{{t: 0, kind: 'reload', text: 'reload: b'}},"
