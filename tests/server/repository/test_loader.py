@@ -119,7 +119,7 @@ def test_a_model_that_could_not_be_loaded_can_be_loaded_again(folder: Path, tmp_
 
 
 def test_log_lines_name_the_model(folder: Path, tmp_path: Path) -> None:
-    """Of two models with a path `table@cpu`, nobody could tell which one a line was about."""
+    """Two models have paths of the same name, and nobody could tell which one a line was about."""
     file = tmp_path / "stderr"
     lanes = (PlannedLane(name="cpu.0", device="cpu", kind="process"),)
     for name in ("a", "b"):
