@@ -123,11 +123,14 @@ def fit(measured: Sequence[Point], tolerance: float = TOLERANCE) -> LatencyModel
         # both are extrapolated beyond the last knot, and the tail must stay above the median
         before, last = kept[-2:]
         tail[last] = max(tail[last], tail[before] + median[last] - median[before])
-    return LatencyModel(
-        rows=tuple(int(rows[i]) for i in kept),
-        median_s=tuple(float(median[i]) for i in kept),
-        tail_s=tuple(float(tail[i]) for i in kept),
-    )
+    at = [(int(rows[i]), float(median[i]), float(tail[i])) for i in kept]
+    if len(at) > 2 and at[-2][1] == at[-1][1]:
+        # a disturbed measurement: flat, it would let batches of any size beyond it take no longer
+        (least, fastest_s, _), (most, slowest_s, slowest_tail_s) = at[0], at[-1]
+        more_s = (slowest_s - fastest_s) / (most - least) * most
+        at.append((2 * most, slowest_s + more_s, slowest_tail_s + more_s))
+    knot_rows, median_s, tail_s = zip(*at, strict=True)
+    return LatencyModel(rows=knot_rows, median_s=median_s, tail_s=tail_s)
 
 
 def fit_error(model: LatencyModel, unseen: Sequence[Point]) -> FitError | None:

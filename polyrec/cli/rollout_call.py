@@ -144,6 +144,7 @@ def lines(status: Mapping[str, Any]) -> list[str]:
             f"{model}{rollout['state']}: version {rollout['canary_version']} gets {rollout['share']:g}{by}, "
             f"beside {rollout['stable_version']} ({rollout['plan']})"
         )
+        shown += [f"if promoted: {change}" for change in rollout["changes"]]
         if rollout["decision"] is None:
             shown.append("no decision yet")
         else:

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable, Coroutine
+from contextvars import copy_context
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar, cast
 
@@ -65,7 +66,7 @@ def is_working() -> bool:
 
 
 def run_in_thread(work: Callable[[], T]) -> asyncio.Future[T]:
-    """Runs `work` in a thread; the future gets its result or exception."""
+    """Runs `work` in a thread, in the caller's context; the future gets its result or exception."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
 
@@ -77,13 +78,14 @@ def run_in_thread(work: Callable[[], T]) -> asyncio.Future[T]:
         else:
             done.set_exception(error)
 
+    context = copy_context()
     work_under_way = object()
     _under_way.add(work_under_way)
 
     def run() -> None:
         result, error = None, None
         try:
-            result = work()
+            result = context.run(work)
         except BaseException as e:
             error = e
         _under_way.discard(work_under_way)

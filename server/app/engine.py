@@ -13,15 +13,18 @@ import gc
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from contextvars import copy_context
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
+from typing import TypeVar
 
 from polyrec.models.bundle.bundle import Bundle, code_version
 from polyrec.models.tiers.stack import TierStack
 from polyrec.models.tiers.updates.changes import Changes
 from polyrec.planner.plan import Plan, Routing
-from polyrec.server.app.background import run_in_thread
+from polyrec.server.app.background import run_in_thread, start_task
+from polyrec.server.app.logs import MODEL
 from polyrec.server.app.served_model import ALIAS
 from polyrec.server.app.serving import ENDPOINTS, Generation, Serving, open_serving
 from polyrec.server.clock import clock
@@ -37,6 +40,8 @@ from polyrec.server.tiers.update_store import UpdateStore, left_behind
 from polyrec.server.tracing.tracer import Tracer
 
 log = logging.getLogger("polyrec.serving")
+
+T = TypeVar("T")
 
 NO_PATH = "none"
 COLLECTED_AFTER_S = 1.0
@@ -77,6 +82,7 @@ class Engine:
         self.live_quality: LiveQuality | None = None
         self.rollout: RolloutTraffic | None = None
         """The rollout in progress, which splits requests between two versions; None without one."""
+        self.name_in_log = name
         self.model_name = name
         """The name chosen by the operator; None means the bundle's name."""
         self.on_adopt: list[Callable[[Serving], None]] = []
@@ -246,7 +252,20 @@ class Engine:
     def attach(self) -> None:
         """Starts to watch for lane deaths on the running loop; otherwise the first request does."""
         if self._serving is not None:
-            self._serving.dispatcher.attach()
+            self.named_in_log(self._serving.dispatcher.attach)
+
+    def watch_live_quality(self) -> asyncio.Task[None] | None:
+        """Starts to follow the reports of live quality on the running loop; None if it is not measured."""
+        live = self.live_quality
+        if live is None:
+            return None
+        return self.named_in_log(lambda: start_task(live.watch(), f"live quality of '{self.name}'"))
+
+    def named_in_log(self, work: Callable[[], T]) -> T:
+        """Calls `work`. Log lines of it, and of tasks that it starts, name the model if there are several."""
+        context = copy_context()
+        context.run(MODEL.set, self.name_in_log)
+        return context.run(work)
 
     def enter(self, state: LifecycleState) -> None:
         """Enters another state."""

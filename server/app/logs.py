@@ -4,7 +4,7 @@
     {"time": "2026-11-23T17:31:04.125Z", "level": "warning", "logger": "polyrec.http", "message": ..., ...}
 
 Text from clients is escaped, so that it cannot forge a second log line. A traceback is indented lines in text
-and one string in JSON. A record's `fields` attribute adds keys and values.
+and one string in JSON. A record's `fields` attribute adds keys and values, as does MODEL.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import logging
 import os
 import select
 from collections.abc import Mapping
+from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any, Literal
 
@@ -21,6 +22,8 @@ from polyrec.models.text import printable, public
 
 LogFormat = Literal["text", "json"]
 VARIABLE = "POLYREC_LOG_FORMAT"
+MODEL: ContextVar[str | None] = ContextVar("model", default=None)
+"""The model for which the current task or call works, if the server has several: a field of its log lines."""
 INDENT = "    "
 STDERR = 2
 MAX_WRITE_WAIT_MS = 50
@@ -133,6 +136,8 @@ def _time(record: logging.LogRecord) -> str:
 
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:
-    """Returns the record's `fields`, with control characters in strings escaped."""
+    """Returns the model and the record's `fields`, with control characters in strings escaped."""
+    model = MODEL.get()
     fields: Mapping[str, Any] = getattr(record, "fields", {})
+    fields = fields if model is None else {"model": model, **fields}
     return {key: printable(value) if isinstance(value, str) else value for key, value in fields.items()}

@@ -23,6 +23,7 @@ import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from types import FrameType
 
@@ -285,7 +286,7 @@ async def _run_until_stopped(
         if loading.done():
             loading.result()
             models.attach()
-            background += [start_task(live.watch(), "live quality") for live in models.live_qualities]
+            background += filter(None, [engine.watch_live_quality() for engine in models.engines])
             # loaded objects live until the end, so keep the collector from scanning them again
             gc.collect()
             gc.freeze()
@@ -330,11 +331,13 @@ def _load(
     models: ModelRepository, settings: Settings, source: ModelSource, files: Mapping[str, Path | ModelUrl]
 ) -> None:
     """Loads all plans and prediction logs, then serves all models at once; blocks. Raises PolyrecError."""
+    import_module("numpy.ma")  # np.unique would, in the first request: 10 ms, and most budgets are missed
     opened: list[Serving] = []
     try:
         for engine in models.engines:
             try:
-                opened.append(_open_model(settings, source, engine, files.get(engine.name)))
+                file = files.get(engine.name)
+                opened.append(engine.named_in_log(partial(_open_model, settings, source, engine, file)))
             except PolyrecError as e:
                 if not files:
                     raise

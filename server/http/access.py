@@ -202,7 +202,10 @@ class Access:
         for entry in tokens.clients:
             digest = entry.digest
             if digest[:PREFIX] in holders:
-                raise TokensError(f"client '{entry.name}' has the token of {ADMIN_VARIABLE}")
+                raise TokensError(
+                    f"client '{entry.name}' has the token of {ADMIN_VARIABLE}: unset the variable here, or "
+                    "give the client another one"
+                )
             old = self._holders.get(digest[:PREFIX])
             holder = TokenHolder(self._named(entry.name, entry), _bucket(entry, now_s), digest)
             if old is not None and old.digest == digest:

@@ -33,6 +33,7 @@ from polyrec.models.text import printable, public
 from polyrec.planner.plan import BudgetMs, PathName, Plan, Policy, load_plan
 from polyrec.server.app.background import run_in_thread
 from polyrec.server.app.engine import Engine, LifecycleState
+from polyrec.server.app.logs import MODEL
 from polyrec.server.app.serving import Serving
 from polyrec.server.clock import clock
 from polyrec.server.errors import Invalid, Malformed, RequestError
@@ -113,6 +114,7 @@ class Admin:
         except RequestError as e:
             return error_reply(e)
         status, why = HTTPStatus.INTERNAL_SERVER_ERROR, ""
+        before = MODEL.set(self._engine.name_in_log)
         try:
             reply = json_reply(await answer(await read_body(scope["headers"], request.receive, max_bytes)))
             status = HTTPStatus.OK
@@ -126,6 +128,7 @@ class Admin:
             audit.log(
                 level, "%s by '%s' from %s: %d%s", action, client.name, address, status, why, extra=about
             )
+            MODEL.reset(before)
         return reply
 
     async def reload(self, arguments: ReloadRequest) -> dict[str, Any]:
@@ -224,7 +227,7 @@ class Admin:
 
 
 def differences(old: Serving, new: Serving) -> list[str]:
-    """Lists what clients notice when the generation changes: the model's name, request features, quality."""
+    """Lists what changes with the generation: the model's name, request features, fewer paths, quality."""
     found = []
     called = [serving.bundle.manifest.name for serving in (old, new)]
     if called[0] != called[1]:
@@ -239,6 +242,9 @@ def differences(old: Serving, new: Serving) -> list[str]:
     ):
         if features:
             found.append(f"{what}: {', '.join(sorted(features))}")
+    if len(new.paths) < len(old.paths):
+        now, was = (", ".join(path.name for path in serving.paths) for serving in (new, old))
+        found.append(f"fewer paths: {now}, were {was}")
     best = [max((p.quality for p in s.paths if p.quality is not None), default=None) for s in (old, new)]
     was, now = ("unknown" if quality is None else f"{quality:.4g}" for quality in best)
     if old.plan.metric == new.plan.metric and was != now:

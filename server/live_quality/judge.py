@@ -166,6 +166,7 @@ class Judge:
     def _report(self, found: LiveEstimate | None, now_s: float) -> Report:
         about = Report(
             at_s=now_s,
+            final_after_s=self._sampler.final_after_s,
             disputed=self._disputed + self._sampler.repeated,
             invalid=self._invalid,
             differing=self._differing,
@@ -180,6 +181,7 @@ class Judge:
             update={
                 "since_s": self._window[0].at_s,
                 "until_s": self._window[-1].at_s,
+                "labeled_s": max((r.at_s for r in self._window if r.client is not None), default=None),
                 "requests": found.requests,
                 "rows": found.rows,
                 "positives": found.positives,

@@ -50,7 +50,9 @@ class TrialReport(Strict):
 class Report(Strict):
     """The judge's findings.
 
-    at_s: time of the report; since_s, until_s: period of the judged answers; all Unix time in seconds.
+    at_s: time of the report; since_s, until_s: period of the judged answers; labeled_s: the newest of them
+    that has labels, None if none has; all Unix time in seconds. final_after_s: time from an answer until it
+    is judged.
     paths: by name. served: metrics of the logged answers, by whichever path. reference: the path that
     `difference` compares with. late_positives: share of the positives that came in the last tenth of the
     window. disputed: requests omitted because several clients labeled them or another request has their id.
@@ -61,6 +63,8 @@ class Report(Strict):
     at_s: float
     since_s: float = 0.0
     until_s: float = 0.0
+    labeled_s: float | None = None
+    final_after_s: float = 0.0
     requests: int = 0
     rows: int = 0
     positives: int = 0

@@ -69,7 +69,6 @@ class LogSampler:
         self._folder = folder
         self._schema = schema
         self._span_s = span_s
-        self._settle_s = settle_s
         self._requests = requests
         self._random = random.Random(0)
         self.repeated = 0
@@ -77,15 +76,17 @@ class LogSampler:
         self._seen: set[Path] = set()
         rules = load_rules(folder)
         self.window_s = rules.window_s
+        self.final_after_s = rules.window_s + settle_s
+        """Time from an answer until it can be sampled."""
         self._leave_out = rules.unlabeled == "leave_out"
 
     def oldest_s(self, now_s: float) -> float:
         """Returns the earliest time of requests that still count, as Unix time in seconds."""
-        return now_s - self.window_s - self._settle_s - self._span_s
+        return now_s - self.final_after_s - self._span_s
 
     def sample(self, now_s: float) -> list[LoggedRequest]:
         """Returns at most `requests` random requests that were not returned before."""
-        final_s = now_s - self.window_s - self._settle_s
+        final_s = now_s - self.final_after_s
         files = self._files(final_s)
         chosen = self._random.sample(files, min(FILES, len(files)))
         self._seen.update(chosen)

@@ -20,7 +20,7 @@ from pathlib import Path
 from polyrec.models.errors import PolyrecError
 from polyrec.models.fetching.url import ModelUrl
 from polyrec.models.text import public
-from polyrec.server.app.background import run_in_thread, start_task
+from polyrec.server.app.background import run_in_thread
 from polyrec.server.app.engine import Engine, LifecycleState
 from polyrec.server.app.serving import Serving
 from polyrec.server.errors import Conflict, Invalid, NotFound, NotReady, shortened
@@ -85,8 +85,8 @@ class ModelLoader:
                 raise
             self._models.add(engine, serving)
             engine.attach()
-            if engine.live_quality is not None:
-                self._watching[engine] = start_task(engine.live_quality.watch(), f"live quality of '{name}'")
+            if (watching := engine.watch_live_quality()) is not None:
+                self._watching[engine] = watching
             log.warning("model '%s' is loaded, bundle version %s", name, serving.version)
             return engine
 
@@ -135,7 +135,7 @@ class ModelLoader:
 
     async def _open_in_thread(self, engine: Engine, file: Path | ModelUrl) -> Serving:
         try:
-            return await run_in_thread(lambda: self._open(engine, file))
+            return await run_in_thread(lambda: engine.named_in_log(lambda: self._open(engine, file)))
         except PolyrecError as e:
             raise Invalid(f"the model is not loaded: {public(str(e))}") from None
 

@@ -14,7 +14,7 @@ from starlette.requests import Request
 
 from polyrec.models.files import Strict
 from polyrec.server.app.engine import Engine
-from polyrec.server.errors import Conflict, NotReady
+from polyrec.server.errors import Conflict, NotReady, shortened
 from polyrec.server.http.admin import MAX_BODY_BYTES, Admin, parse_arguments
 from polyrec.server.http.connection.reply import Reply, json_reply
 from polyrec.server.http.oip_documents import ModelState
@@ -61,7 +61,8 @@ def repository_routes(models: ModelRepository, admin: Admin, loader: ModelLoader
                 parse_arguments(arguments, body.strip() or b"{}")
                 return await change(request.path_params["model"])
 
-            return await admin.perform(request, f"repository {action}", MAX_BODY_BYTES, perform)
+            name = {"model": shortened(request.path_params["model"])}
+            return await admin.perform(request, f"repository {action}", MAX_BODY_BYTES, perform, name)
 
         return answer
 

@@ -38,7 +38,7 @@ from polyrec.server.app.engine import Engine
 from polyrec.server.app.serving import Serving, same_ids
 from polyrec.server.clock import clock
 from polyrec.server.errors import Conflict, Invalid, NotReady, RequestError
-from polyrec.server.http.admin import Admin
+from polyrec.server.http.admin import Admin, differences
 from polyrec.server.rollout.documents import (
     EndedRollout,
     EndRequest,
@@ -313,6 +313,7 @@ def _document(rollout: Rollout) -> RolloutDocument:
         age_s=round(clock() - rollout.began_s, 3),
         bounds=rollout.bounds,
         lanes_alive=sum(lane.alive for lane in canary.lanes),
+        changes=differences(traffic.stable.serving, canary),
         decision=traffic.decision,
     )
 

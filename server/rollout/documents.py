@@ -61,6 +61,7 @@ class RolloutDocument(Document):
     decision: the last decision; null in the first second.
     lanes_alive: number of the canary's live lanes.
     plan: the canary's plan file, without its folder.
+    changes: what else a promotion changes, such as fewer paths.
     """
 
     state: Literal["running", "promoting"]
@@ -75,6 +76,7 @@ class RolloutDocument(Document):
     age_s: float
     bounds: RolloutBounds
     lanes_alive: int
+    changes: list[str]
     decision: RolloutDecision | None
 
 

@@ -57,18 +57,21 @@ class Guess:
 
     reasons: a column, `label`, `group` or `split` -> the reason. left_out: column -> the reason.
     renames: column left out only for its name -> a name under which it could be a feature.
+    rows: number of the first rows that were read.
     """
 
     schema: Schema
     reasons: dict[str, str]
     left_out: dict[str, str]
     renames: dict[str, str]
+    rows: int
 
     def as_yaml(self, source: str) -> str:
         """Returns the schema file, with the reason beside each line."""
         schema = self.schema.model_dump(mode="json", exclude_defaults=True, exclude_none=True)
         lines = [
-            f"# Guessed by `polyrec new schema {source}`: read it, and correct what is wrong.",
+            f"# Guessed by `polyrec new schema {source}`",
+            f"# from the first {self.rows:,} rows: read it, and correct what is wrong.",
             "# What the keys mean: models/schema/schema.py; examples: models/schema/schemas/.",
             f"name: {schema['name']}",
         ]
@@ -140,7 +143,7 @@ def guess_schema(
         remedy = f"rename {list(renames)}, as no feature has such a name" if renames else "write it by hand"
         raise SchemaError(f"no column of '{place}' looks like an id: a schema needs one; {remedy}")
     schema = validate_as(Schema, document, f"schema of '{place}'", SchemaError)
-    return Guess(schema, reasons, left_out, renames)
+    return Guess(schema, reasons, left_out, renames, data.num_rows)
 
 
 def _sample(path: DataPath) -> pa.Table:

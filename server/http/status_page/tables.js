@@ -38,7 +38,7 @@ export function tables() {
     ["default budget", ms(last.default_budget_s)],
     ["plans opened", whole(last.generation)],
     ...(last.rollout ? [["canary", `${last.rollout.canary_version}, ${percent(last.rollout.share)} of the requests, for ${duration(last.rollout.age_s)}: ${last.rollout.reason}`]] : []),
-    ...(last.live_quality ? [["live quality", `${whole(last.live_quality.requests)} labeled requests`]] : []),
+    ...(last.live_quality ? [["live quality", judged(last.live_quality)]] : []),
   ];
   $("routing").replaceChildren(...facts.flatMap(([name, text]) => [make("dt", {}, name), make("dd", {}, text)]));
 }
@@ -54,6 +54,15 @@ function paths(d) {
       ms(expected["1"]), ms(expected["64"]), ms(expected["256"]),
       `${p.runtime} on ${p.device}${precision}, ${(p.bundle.bytes / 1e6).toFixed(1)} MB`];
   }));
+}
+
+/** Returns how many requests live quality is measured on, and whether labels stopped: the newest tenth has none. */
+function judged(live) {
+  if (!live.requests) return `no requests yet; each counts ${duration(live.final_after_s)} after its answer`;
+  const labeled = Object.values(live.clients).reduce((sum, n) => sum + n, 0);
+  const without = live.until_s - (live.labeled_s ?? live.since_s);
+  const stopped = labeled && without > 0.1 * (live.until_s - live.since_s) ? `, none in the newest ${duration(without)}` : "";
+  return `${whole(live.requests)} requests, ${labeled ? whole(labeled) : "none"} labeled${stopped}`;
 }
 
 /** Returns a path's live information gain with its interval, and what it moved the path's value by. */

@@ -126,7 +126,7 @@ export function tiles() {
   set("p99-note", p99 === null ? `budget ${ms(last.default_budget_s)}` : `budget ${ms(d.budget)} · half within ${ms(quantile(d.latency, 0.5))}`);
   set("goodput", `${number(d.inTime / d.seconds)}/s`);
   const routing = last.serving && last.serving.routing;
-  set("goodput-note", routing ? `the lanes can do about ${whole(routing.total_rate)}/s on their fastest paths` : "");
+  set("goodput-note", routing ? `the lanes can do about ${whole(routing.total_rate)}/s on their fastest paths, at present request sizes` : "");
   qualityTile(d);
   budgetTile();
 }

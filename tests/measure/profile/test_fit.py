@@ -97,6 +97,16 @@ def test_isotonic_has_the_least_absolute_deviation(values: list[int], data: st.D
     assert got == pytest.approx((weights * np.abs(rising - x)).sum(axis=1).min())
 
 
+def test_batches_beyond_a_flat_end_take_longer() -> None:
+    """Sizes up to 512, the last two as slow: a plan accepted requests of 4,096 rows at the time of 256."""
+    model = fit(
+        [point(1, 0.5e-3, 0.6e-3), point(128, 0.7e-3, 0.9e-3), *(point(n, 1e-3, 1.4e-3) for n in (256, 512))]
+    )
+    assert model.median(512) == 1e-3
+    assert model.median(4096) > 4e-3
+    assert model.tail(4096) > model.median(4096)
+
+
 def test_one_disturbed_size_does_not_move_the_others() -> None:
     true = {r: 1e-3 * r for r in (1, 2, 4, 8, 16, 32, 64, 128)}
     found = [point(r, 40 * s if r == 8 else s, 80 * s if r == 8 else 2 * s) for r, s in true.items()]

@@ -202,10 +202,11 @@ def test_the_status_of_a_running_rollout_shows_bounds_beside_figures() -> None:
     figures = {"age_s": 12.4, "stable": arm, "canary": arm, **psi, **loss, **live}
     rollout = {
         **{"state": "running", "canary_version": "v2", "stable_version": "v1", "plan": "v2.json"},
-        **{"share": 0.1, "by": None, "bounds": RolloutBounds().model_dump()},
+        **{"share": 0.1, "by": None, "bounds": RolloutBounds().model_dump(), "changes": ["fewer paths"]},
         "decision": {"verdict": "continue", "reason": "why", "figures": figures},
     }
     shown = lines({"model": "m", "rollout": rollout, "ended": []})
+    assert shown.pop(1) == "if promoted: fewer paths"
     assert shown[2].split()[:4] == ["stable", "10", "0", "0"]
     assert shown[4] == "scores: PSI 0.030, beyond chance 0.000 to 0.050, allowed 0.1"
     assert shown[5].endswith("expected loss of information 0.0210, 0.0100 to 0.0300, allowed 0.02")

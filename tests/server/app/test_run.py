@@ -51,6 +51,24 @@ def test_it_ends_in_order_while_another_plan_is_opened(bundle: Bundle, tmp_path:
         assert server.process.wait(timeout=60) == 0
 
 
+def test_the_first_requests_import_nothing(
+    bundle_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """numpy.ma took 10 ms of it: it was late, and a new server's error budget was used 100 times."""
+    monkeypatch.setenv("PYTHONPROFILEIMPORTTIME", "1")
+    file = tmp_path / "log"
+    with (
+        file.open("w") as log,
+        start({"bundle": bundle_dir}, stderr=log) as server,
+        httpx.Client(base_url=server.url) as http,
+    ):
+        before = file.read_text()
+        assert http.post("/v1/predict", content=BODY).status_code == 200
+        assert http.get("/v1/status").status_code == 200
+        assert http.get("/metrics").status_code == 200
+        assert file.read_text().removeprefix(before) == ""
+
+
 @contextmanager
 def inherited(handler: signal.Handlers) -> Iterator[None]:
     """Context in which processes are started that ignore SIGHUP, or do not."""

@@ -243,6 +243,14 @@ def test_a_broken_file_stops_the_start(tmp_path: Path) -> None:
         Access(Metrics(), tmp_path / "none.json")
 
 
+def test_a_client_with_the_token_of_the_variable_is_refused_with_a_remedy(tmp_path: Path) -> None:
+    """`polyrec rollout` reads the same variable, so the shell of an administrator in the file has it set."""
+    file = tmp_path / "tokens.json"
+    file.write_bytes(orjson.dumps({"clients": [{"name": "ops", "token": ADMIN_TOKEN, "rights": ["admin"]}]}))
+    with pytest.raises(TokensError, match="'ops' has the token of POLYREC_ADMIN_TOKEN: unset the variable"):
+        Access(Metrics(), file, admin_token=ADMIN_TOKEN)
+
+
 def test_a_sender_is_the_client_of_a_token_or_else_a_network() -> None:
     shop, anyone = Client("shop", frozenset()), Client("anonymous", frozenset())
     assert sender_of(shop, HERE) == sender_of(shop, THERE) == b"shop"

@@ -207,7 +207,8 @@ def test_a_reload_says_what_clients_notice(
         ):
             save_plan(plan.model_copy(update={"paths": (changed,)}), file)
             said.append(act(admin, "reload", f'{{"plan": "{file}"}}'.encode()).json()["changes"])
-    assert said[0][0].startswith("quality of the best path: 0.5, was ")
+    assert said[0][0] == "fewer paths: table@cpu, were table@cpu, table-onnx@cpu"
+    assert said[0][1].startswith("quality of the best path: 0.5, was ")
     assert said[1] == ["quality of the best path: 0.125, was 0.5"]
     assert said[2] == []
     assert said[3][0] == "model: shop, was trivago"

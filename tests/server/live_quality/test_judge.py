@@ -124,6 +124,25 @@ def test_the_window_slides(
     assert judge.round(log_folder.final_s + 3700).requests == 0
 
 
+def test_the_report_tells_when_requests_count_and_since_when_none_has_labels(
+    log_folder: LogFolder, judge_settings: JudgeSettings, requests: list[Request]
+) -> None:
+    """Requests without labels are negatives: without them, quality falls as if the model had become worse."""
+    judge = Judge(judge_settings.model_copy(update={"settle_s": 5.0}), unpaced)
+    nothing = judge.round(log_folder.at_s)
+    assert (nothing.labeled_s, nothing.final_after_s) == (None, WINDOW_S + 5)
+    labeled_s = log_folder.at_s
+    log_folder.add(requests[0], "labeled")
+    log_folder.label("labeled", [0], [1])
+    log_folder.at_s += 30
+    log_folder.add(requests[1], "unlabeled")
+    log_folder.write()
+    report = judge.round(log_folder.final_s + 5)
+    assert report.requests == 2
+    assert report.labeled_s == pytest.approx(labeled_s, abs=1e-3)
+    assert report.until_s == pytest.approx(labeled_s + 30, abs=1e-3)
+
+
 @pytest.mark.parametrize(
     ("requests", "rows", "kept"), [(4, 9, 3), (2, 9, 2), (4, 10, 4), (4, 2, 0), (4, 3, 1)]
 )

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import shutil
+import signal
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -15,9 +16,11 @@ import pytest
 import tritonclient.http as tritonhttp
 
 from polyrec.loadtest.drivers.server_pages import MetricSamples
+from polyrec.planner.plan import PlannedLane, save_plan, single_path_plan
 from polyrec.server.child import ServerProcess
 from tests.forking import start
 from tests.server.placing import TOKEN
+from tests.server.prediction_log.test_log import wait
 from tests.server.repository.test_application import ADMIN, FRUIT
 
 MODELS = "/v2/repository/models"
@@ -113,6 +116,32 @@ def test_a_model_that_could_not_be_loaded_can_be_loaded_again(folder: Path, tmp_
         rules.write_bytes(whole)
         loaded = http.post(f"{MODELS}/b/load")
         assert loaded.status_code == 200, loaded.text
+
+
+def test_log_lines_name_the_model(folder: Path, tmp_path: Path) -> None:
+    """Two models have paths of the same name, and nobody could tell which one a line was about."""
+    file = tmp_path / "stderr"
+    lanes = (PlannedLane(name="cpu.0", device="cpu", kind="process"),)
+    for name in ("a", "b"):
+        plan = single_path_plan(folder / name, "table", "onnx")
+        save_plan(plan.model_copy(update={"lanes": lanes}), tmp_path / f"{name}.json")
+    settings = {"models": tmp_path, "admin_token": TOKEN, "drain_grace_s": 0}
+    with (
+        file.open("w") as log,
+        start(settings | {"log_level": "info"}, stderr=log) as child,
+        httpx.Client(base_url=child.url, timeout=90, headers=ADMIN) as http,
+    ):
+        assert http.post("/v1/models/b/admin/reload", json={}).status_code == 200
+        os.kill(http.get("/v1/models/b/paths").json()["lanes"][0]["pid"], signal.SIGKILL)
+        wait(lambda: "is back" in file.read_text())
+        assert http.post(f"{MODELS}/b/unload").status_code == 200
+        assert http.post(f"{MODELS}/b/load").status_code == 200
+        assert http.post("/v1/admin/routing", json={}).status_code == 200
+    lines = file.read_text().splitlines()
+    for part in ("new plan served", "reload by", "is back", "repository unload by", "repository load by"):
+        assert [line for line in lines if part in line and " model=b" in line], part
+    assert all(" model=a" in line for line in lines if "routing" in line)
+    assert " model=" not in next(line for line in lines if "the server has ended" in line)
 
 
 def test_a_model_that_has_come_into_the_folder_is_loaded_and_a_broken_one_is_not(

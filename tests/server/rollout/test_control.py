@@ -178,6 +178,19 @@ def test_an_invalid_start_changes_nothing(
     assert trial.engine.rollout is None
 
 
+def test_the_status_tells_what_a_promotion_changes(
+    trial: Trial, plan: Plan, plan_of: PlanOf, tmp_path: Path
+) -> None:
+    """The bundle of a version is one path: its promotion left a server of two with one, without a word."""
+    path = plan.paths[0].model_copy(update={"bundle": plan.paths[0].bundle.absolute()})
+    paths = path, path.model_copy(update={"name": "other@cpu"})
+    save_plan(plan.model_copy(update={"paths": paths}), tmp_path / "plan.json")
+    reload = orjson.dumps({"plan": str(tmp_path / "plan.json")})
+    assert trial.client.post("/v1/admin/reload", reload, ALLOWED).status_code == 200
+    told = trial.start(plan_of(1.0))["rollout"]["changes"]
+    assert told[0] == f"fewer paths: {path.name}, were {path.name}, other@cpu"
+
+
 def test_another_schema_is_refused(trial: Trial, shop_dir: Path, tmp_path: Path, plan_of: PlanOf) -> None:
     text = plan_of(1.0).read_text()
     document = orjson.loads(text)

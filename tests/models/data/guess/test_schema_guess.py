@@ -96,6 +96,7 @@ def test_the_file_is_the_schema_and_says_why(file: Path, tmp_path: Path) -> None
     for column in ("price", "item", "tags"):
         (line,) = [line for line in text.splitlines() if re.search(rf"name: {column}[,}}]", line)]
         assert line.endswith(f"# {guess.reasons[column]}")
+    assert text.splitlines()[1].startswith("# from the first 2,000 rows: ")
     assert "#   row_key: 2,000 values in 2,000 rows: it identifies the row" in text
 
 

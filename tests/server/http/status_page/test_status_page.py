@@ -251,6 +251,11 @@ def test_the_cursor_moves_by_arrow_keys(page: Page) -> None:
     page.until("document.querySelector('#gain-at').innerText === 'now'")
 
 
+def test_what_the_lanes_can_do_is_said_to_depend_on_sizes(page: Page) -> None:
+    """After one request of two rows it was a sixth of what the plan promises."""
+    assert text(page, "#goodput-note").endswith("/s on their fastest paths, at present request sizes")
+
+
 def test_events_are_listed_newest_first(page: Page) -> None:
     page.run(
         f"{ALTER} page.pause(); view.last.events = [{{t: 0, kind: 'reload', text: 'reload: b'}},"
@@ -260,12 +265,21 @@ def test_events_are_listed_newest_first(page: Page) -> None:
     assert 0 <= told.index("lane cpu.0 died") < told.index("reload: b")
 
 
-def test_live_quality_that_has_no_labels_yet_is_on_the_page(page: Page) -> None:
-    """Otherwise an operator cannot tell whether the server measures it."""
+@pytest.mark.parametrize(
+    ("report", "told"),
+    [
+        ("requests: 0, final_after_s: 3665", "no requests yet; each counts 61 min after its answer"),
+        ("requests: 9, clients: {}, labeled_s: null", "9 requests, none labeled"),
+        ("requests: 9, clients: {shop: 3, app: 2}, labeled_s: 960", "9 requests, 5 labeled"),
+        ("requests: 9, clients: {a: 5}, labeled_s: 700", "9 requests, 5 labeled, none in the newest 5 min"),
+    ],
+)
+def test_the_page_tells_on_what_live_quality_is_measured(page: Page, report: str, told: str) -> None:
+    """Otherwise an operator cannot tell why there are no figures yet, or that labels stopped."""
     assert "live quality" not in text(page, "#routing")
-    live = "{requests: 0, paths: {}, value_changes: {}, error: null}"
+    live = f"{{paths: {{}}, value_changes: {{}}, error: null, since_s: 0, until_s: 1000, {report}}}"
     page.run(f"{ALTER} page.pause(); view.last.live_quality = {live}; page.draw(); }})")
-    assert "0 labeled requests" in text(page, "#routing")
+    assert text(page, "#routing").endswith(told)
     assert page.complaints == []
 
 
