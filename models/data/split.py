@@ -129,10 +129,11 @@ def _merged(values: list[Times], counts: list[I64]) -> tuple[list[Times], list[I
 
 
 def _times(name: str, column: pa.Array) -> Times:
-    if not (pt.is_integer(column.type) or pt.is_floating(column.type)):
-        raise DataError(f"split column '{name}' is {column.type}; a split by time needs a number or a time")
+    # first, as a column without any value has no type and is read as text
     if column.null_count:
         raise DataError(f"split column '{name}': a value is missing, and a row without a time has no split")
+    if not (pt.is_integer(column.type) or pt.is_floating(column.type)):
+        raise DataError(f"split column '{name}' is {column.type}; a split by time needs a number or a time")
     return np.asarray(column.to_numpy(zero_copy_only=False))
 
 

@@ -176,12 +176,11 @@ class RowsAhead:
             self._gathers.end(number)
             raise
 
-    def receive(self, fetch: Fetch) -> FetchedRows | None:
+    def receive(self, fetch: Fetch) -> FetchedRows:
         """Returns the fetched rows with the view's updates, for `View.staged` of a batch in the same row
         order.
 
-        Waits for the replies, at most for the store's timeout. Rows that the store did not return are left
-        out; returns None if none are left.
+        Waits for the replies, at most for the store's timeout.
         """
         tiers, rows, view = self._tiers, fetch.rows, fetch.view
         assert tiers.remote is not None
@@ -190,11 +189,10 @@ class RowsAhead:
             self._counters.seconds["remote"] += clock() - fetch.sent_s
         finally:
             self._gathers.end(fetch.number)
-        if not found.all():
-            at = np.flatnonzero(found)
-            if not at.size:
-                return None
-            rows, values = rows[at], values[at]
+        lost = ~found
         if view.layers:
-            view.over(rows, torch.from_numpy(values).view(tiers.row_format.unit), NONE)
-        return FetchedRows.from_unsorted(rows, values)
+            out = torch.from_numpy(values).view(tiers.row_format.unit)
+            _, still = view.over(rows, out, np.flatnonzero(lost))
+            lost[:] = False
+            lost[still] = True
+        return FetchedRows.from_unsorted(rows, values, lost)

@@ -269,7 +269,10 @@ def _open_remote(
             fallback[i] = source(first + rank, 1)[0]
         first += vocabulary.rows
     prefix = f"{store.prefix}{version}:"
-    remote = RemoteTier(store.url, layout.tables, fallback, store.timeout_ms / 1e3, prefix, login_of(store))
+    remote = RemoteTier(
+        *(store.url, layout.tables, fallback, store.timeout_ms / 1e3, prefix, login_of(store)),
+        sound=stored.row_format.sound,
+    )
     if store.fill:
         done = 0
         tables = layout.table[layout.segments(layout.rows_of(REMOTE))]

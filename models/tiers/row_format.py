@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from polyrec.models.dlrm.precision import Precision
 from polyrec.models.embeddings.store import bytes_per_row, dequantize
 from polyrec.models.powers import next_power_of_two
 
+MAX_VALUE = 131072.0
+"""Magnitude that no number of a row reaches: twice that of an update (updates/update.py), as quantization
+rounds.
+"""
 _UNITS = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.uint8, "int4": torch.uint8}
 
 
@@ -49,3 +55,13 @@ class RowFormat:
         if self.precision == "fp32":
             return rows
         return rows.float() if self.precision == "bf16" else dequantize(rows, self.precision)
+
+    def sound(self, rows: NDArray[np.uint8]) -> NDArray[np.bool_]:
+        """Returns which rows have only numbers that a row may have, bool [n]. rows: uint8 [n > 0, bytes].
+
+        NaN and numbers near the end of float32 would make every answer with such a row an error.
+        """
+        # copied, as torch warns of memory that is read-only
+        numbers = self.decode(torch.from_numpy(rows.copy()).view(self.unit)).numpy()
+        sound: NDArray[np.bool_] = (np.abs(numbers) < MAX_VALUE).all(1)
+        return sound

@@ -270,15 +270,17 @@ class TierStack:
             return where.local[:0]
         remote = self.tiers.remote
         away = np.flatnonzero(where.tier == REMOTE) if remote is not None else where.local[:0]
-        fetched = place = away[:0]
+        fetched = place = lost = away[:0]
         if view.staged is not None:
             there, place = view.staged.find(where.rows[away])
             fetched, away = away[there], away[~there]
+            lost = fetched[view.staged.lost[place]]
         if remote is None or not away.size:
             self._stored(counters, where, out)
             if view.staged is not None:
                 view.staged.copy(place, fetched, out)
-            return away
+            self._missed(counters, where, lost)
+            return lost
         start = clock()
         remote_rows = where.at(away)
         tables, ids = self.tiers.layout.table[remote_rows.segment], view.remote_ids[remote_rows.local]
@@ -296,8 +298,15 @@ class TierStack:
         out.index_copy_(0, torch.from_numpy(away), torch.from_numpy(values).view(self.tiers.row_format.unit))
         with self._count:
             counters.seconds["remote"] += clock() - gathered + sent - start
-            counters.miss(remote_rows.segment[~found])
-        return away[~found]
+        lost = np.concatenate((lost, away[~found]))
+        self._missed(counters, where, lost)
+        return lost
+
+    def _missed(self, counters: Counters, where: RowLocations, lost: I64) -> None:
+        """Counts rows that the remote store did not return."""
+        if lost.size:
+            with self._count:
+                counters.miss(where.segment[lost])
 
     def _stored(self, counters: Counters, where: RowLocations, out: Tensor) -> None:
         """Gathers rows of host and disk tiers; rows of other tiers get the slab's first row."""

@@ -6,6 +6,7 @@ the verb in use is imported, and its heavy imports are inside `run`, so that `--
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from importlib import import_module
@@ -85,6 +86,10 @@ def build_parser(complete: Collection[str] = tuple(VERBS)) -> Parser:
     return parser
 
 
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""Errors of a write to a disk that is full or failing, or beyond a limit."""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command; returns its exit status: 2 after a user's mistake (one line), 130 after an
     interrupt.
@@ -122,8 +127,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except OSError as e:
-        # a full disk or a folder without permission is not a bug
-        if e.filename is None:
+        # a full disk or a folder without permission is not a bug; a write that fails names no file
+        if e.filename is None and e.errno not in FULL:
             raise
-        print(f"polyrec: {error_word()}: '{printable(str(e.filename))}': {e.strerror}", file=sys.stderr)
+        where = "" if e.filename is None else f"'{printable(str(e.filename))}': "
+        print(f"polyrec: {error_word()}: {where}{e.strerror}", file=sys.stderr)
+        if e.filename is None:
+            # it may be standard output, which must not fail again at exit
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 2

@@ -39,6 +39,7 @@ def measure_profile(args: argparse.Namespace) -> Profile:
     from polyrec.measure.profile.quality import quality_differences
     from polyrec.models.bundle.bundle import load_bundle
     from polyrec.models.data.reader import open_data
+    from polyrec.models.data.split import fit_splitter
     from polyrec.planner.profile import Profile
 
     _check_flags(args)
@@ -48,7 +49,8 @@ def measure_profile(args: argparse.Namespace) -> Profile:
     given = _given_qualities(args, labels, bundles)
     if args.data:
         for bundle in bundles.values():
-            open_data(args.data, bundle.manifest.schema_)  # reports unreadable data before the work
+            # reports data that cannot be read, or have no test rows, before the work
+            fit_splitter(open_data(args.data, bundle.manifest.schema_), bundle.manifest.schema_)
     out = Path(args.out)
     print("detecting devices ...", file=sys.stderr)
     machine = discover(out.parent).machine

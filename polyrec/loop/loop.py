@@ -91,7 +91,7 @@ class Loop:
         except IterationDropped:
             self._after_commands(iteration)
             return 0.0
-        except PolyrecError as e:
+        except (PolyrecError, OSError) as e:
             iteration = failed(iteration, str(e))
             self.folder.save(iteration)
             self._report(f"iteration {number}: {iteration.step} failed and will be retried: {e}")
@@ -105,6 +105,17 @@ class Loop:
         if iteration.state != "running":
             self._report(f"iteration {number}: {iteration.state.replace('_', ' ')}")
         return 0.0
+
+    def advance_on_any_disk(self) -> float:
+        """Like `advance`, but if the folder cannot be written, says so and returns the pause until a retry.
+
+        The record that could not be written is of a step that is repeated.
+        """
+        try:
+            return self.advance()
+        except OSError as e:
+            self._report(f"'{self.folder.path}' cannot be used and will be tried again: {e.strerror or e}")
+            return min(self.every_s, FIRST_RETRY_S)
 
     @property
     def _last_step(self) -> Step:

@@ -32,10 +32,11 @@ from polyrec.models.tiers.stack import TierStack
 from polyrec.models.tiers.stage import fused_rows
 from polyrec.models.tiers.view import View
 from polyrec.planner.routing.latency.read_times import ReadSeconds
-from polyrec.planner.routing.query import Misses, Part, Query
+from polyrec.planner.routing.query import NO_MISSES, Misses, Part, Query
 from polyrec.server.clock import clock
 from polyrec.server.codecs.rows import encode
 from polyrec.server.dispatch.fetcher import Fetcher
+from polyrec.server.lanes.tiered_runtime import BatchView
 
 log = logging.getLogger("polyrec.serving")
 
@@ -70,6 +71,11 @@ class SeenQueries:
             part.query is query and part.rows == query.rows
             for part, query in zip(parts, queries, strict=True)
         )
+
+    def needs_no_store(self, query: Query, batch_view: BatchView) -> bool:
+        """Whether a query has no rows in the remote store as a batch with it was encoded."""
+        same = self.stack is batch_view.stack and self.encoder is batch_view.encoder
+        return same and not self.cold.get(query, NO_MISSES).remote
 
     def hold(self, queries: Sequence[Query]) -> None:
         """Keeps the newest view open for each query until its `release`."""

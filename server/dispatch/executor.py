@@ -280,7 +280,7 @@ class Executor:
                 len(parts),
                 StageTimes(active.encoding_s, active.encode_s, executed.embed_s, executed.dense_s, now_s),
             )
-        lost = batch_view is not None and batch_view.lost > 0
+        lost = batch_view if batch_view is not None and batch_view.lost else None
         scatter(dispatch, parts, probabilities, took_s, lost, active.encode_s)
         self.observer.batch_executed(
             ExecutedBatch(

@@ -14,6 +14,7 @@ from polyrec.planner.routing.query import DEGRADED, Dispatch, Part, Reason
 from polyrec.server.codecs.rows import Rows, encode
 from polyrec.server.dispatch.answer import Answer, QueryPayload, fail, settle
 from polyrec.server.errors import Invalid
+from polyrec.server.lanes.tiered_runtime import BatchView
 
 
 def encode_parts(parts: list[Part], encoder: Encoder) -> tuple[list[Part], Batch | None]:
@@ -52,14 +53,14 @@ def scatter(
     parts: Sequence[Part],
     probabilities: F32,
     took_s: float,
-    lost: bool,
+    lost: BatchView | None = None,
     encode_s: float = 0.0,
 ) -> None:
     """Answers every query whose rows are complete.
 
     probabilities: float32 [rows of all parts], in the order of `parts`.
     took_s: seconds of the whole batch.
-    lost: whether the remote store failed to return some of the batch's rows.
+    lost: the batch's view, if the remote store failed to return some of its rows.
     encode_s: seconds of encoding the batch.
     """
     rows = probabilities.size
@@ -73,7 +74,8 @@ def scatter(
         payload: QueryPayload = query.payload
         if payload.answer.done():
             continue
-        payload.lost |= lost
+        if lost is not None and not (payload.seen and payload.seen.needs_no_store(query, lost)):
+            payload.lost = True
         if not finite and not math.isfinite(float(answered.sum())):
             fail(query, Invalid("the features give no finite probability; a dense value is far too large"))
             continue

@@ -12,6 +12,7 @@ import pytest
 from polyrec.planner.routing.query import DEGRADED, Dispatch, Part, Query, Reason
 from polyrec.server.dispatch.answer import Answer, Outbox, Pending, QueryPayload
 from polyrec.server.dispatch.parts import scatter
+from polyrec.server.lanes.tiered_runtime import BatchView
 from polyrec.server.metrics.metrics import REASONS
 
 PAGE = Path(__file__).parents[2] / "server/http/status_page/words.js"
@@ -24,7 +25,13 @@ def answered(reason: Reason, lost: bool) -> Answer:
         query = Query(1, 0.0, 1.0)
         query.payload = QueryPayload(None, Pending(Outbox(asyncio.get_running_loop())))  # type: ignore[arg-type]
         dispatch = Dispatch(0, 0, [Part(query, 0, 1)], 1, reason, 0.0, 1e-3, 1e-3)
-        scatter(dispatch, dispatch.parts, np.ones(1, np.float32), 1e-3, lost)
+        scatter(
+            dispatch,
+            dispatch.parts,
+            np.ones(1, np.float32),
+            1e-3,
+            BatchView(None, None, None) if lost else None,
+        )  # type: ignore[arg-type]
         answer = query.payload.answer.outcome
         assert isinstance(answer, Answer)
         return answer

@@ -91,11 +91,16 @@ class Cluster:
             return self._servers.setdefault(url, Server(url, self._login))
 
     def fail(self, server: Server, error: Exception) -> None:
-        """Counts a failure and stops using the server until it answers."""
+        """Counts a failure and stops using a server that is down until it answers."""
         with self._lock:
             self.failures += 1
-        server.fail(error)
-        self.repair()
+        routes = self.routes.servers
+        if server not in routes and routes:
+            # only others' redirects name it, so it is forgotten at the next repair and begins anew
+            routes[0].log_target(server, error)
+            self.repair()
+        elif server.fail(error):
+            self.repair()
 
     def repair(self) -> None:
         """Starts the thread that updates the routes and retries servers, unless it is running."""

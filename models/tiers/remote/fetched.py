@@ -26,15 +26,23 @@ class FetchedRows:
 
     rows: int64 [n], n > 0, distinct rows of the fused weight, ascending.
     values: uint8 [n, bytes per row].
+    lost: bool [n], whether the store did not return a row, so that its value is the out-of-vocabulary row's.
+    The batch does not ask for it again, as its lane, and hot queries, would wait for the store.
     """
 
     rows: I64
     values: Bytes
+    lost: NDArray[np.bool_]
 
     @classmethod
-    def from_unsorted(cls, rows: I64, values: Bytes) -> Self:
-        """Creates it from rows in any order; of equal rows, the last counts."""
-        return cls(*last_of_equal(rows, values))
+    def from_unsorted(cls, rows: I64, values: Bytes, lost: NDArray[np.bool_]) -> Self:
+        """Creates it from rows in any order; of equal rows, the last that is not lost counts."""
+        if lost.any():
+            # the lost ones first
+            order = np.argsort(~lost, kind="stable")
+            rows, values, lost = rows[order], values[order], lost[order]
+        distinct, last = last_of_equal(rows, np.arange(rows.size))
+        return cls(distinct, values.take(last, 0), lost.take(last))
 
     @classmethod
     def merged(cls, parts: Sequence[Self]) -> Self:
@@ -42,7 +50,7 @@ class FetchedRows:
         if len(parts) == 1:
             return parts[0]
         return cls.from_unsorted(
-            np.concatenate([p.rows for p in parts]), np.concatenate([p.values for p in parts])
+            *(np.concatenate([getattr(p, name) for p in parts]) for name in ("rows", "values", "lost"))
         )
 
     def find(self, rows: I64) -> tuple[NDArray[np.bool_], I64]:

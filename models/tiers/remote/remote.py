@@ -16,7 +16,7 @@ the answer is marked as degraded.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from socket import socket
 from ssl import SSLWantReadError
@@ -126,6 +126,7 @@ class RemoteTier:
     url: address of the server or of any server of the cluster. tables: their names.
     fallback: uint8 [tables, bytes per row], each table's out-of-vocabulary row.
     login: credentials for all servers, by default those in the URL.
+    sound: returns which values, uint8 [n, bytes per row], can be rows; None: all of that length.
     """
 
     def __init__(
@@ -136,8 +137,10 @@ class RemoteTier:
         timeout_s: float = 0.02,
         prefix: str = "polyrec:",
         login: Login | None = None,
+        sound: Callable[[Bytes], NDArray[np.bool_]] | None = None,
     ) -> None:
         self.url, self.timeout_s = without_login(url), timeout_s
+        self._sound = sound
         self.fallback = fallback
         self._heads = [f"{prefix}{table}:".encode() for table in tables]
         self._cluster = Cluster(self.url, login or Login.from_url(url), timeout_s)
@@ -230,13 +233,19 @@ class RemoteTier:
                 for i, reply in zip(part.rows, replies, strict=False)
                 if type(reply) is bytes and len(reply) == size
             }
-            there = list(values)
-            rows[there] = np.frombuffer(b"".join(values.values()), np.uint8).reshape(-1, size)
+            there = np.array(list(values), np.int64)
+            given = np.frombuffer(b"".join(values.values()), np.uint8).reshape(-1, size)
+            if self._sound is not None and there.size:
+                sound = self._sound(given)
+                if not sound.all():
+                    there, given = there[sound], given[sound]
+            rows[there] = given
             found[there] = True
-            if len(there) < len(part.rows):
-                absent = sum(reply is None or type(reply) is bytes for reply in replies) - len(there)
-                if absent:
+            if there.size < len(part.rows):
+                if absent := sum(reply is None for reply in replies):
                     part.server.log_absent(absent, len(replies))
+                if foreign := sum(type(reply) is bytes for reply in replies) - there.size:
+                    part.server.log_foreign(foreign, len(replies))
                 moved += self._redirected(part, replies)
         return moved
 

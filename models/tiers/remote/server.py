@@ -23,6 +23,8 @@ log = logging.getLogger("polyrec.tiers")
 LACKS_EVERY_S = 60.0
 MAX_ERROR = 200
 """Maximum characters of a server's error in the log."""
+MAX_LATE = 3
+"""Replies in a row that may be late before no more requests are sent to a server."""
 CALM_S = 5.0
 """Time without a failure after which the log says that a server answers again; a slow one fails by turns."""
 
@@ -49,7 +51,8 @@ class Server:
         self.up = True
         self._login = login
         self._idle: list[Connection] = []
-        self._logged_s = dict.fromkeys(("absent", "error"), -LACKS_EVERY_S)
+        self._logged_s = dict.fromkeys(("absent", "error", "foreign", "target"), -LACKS_EVERY_S)
+        self._late = 0
         self._failures = 0
         """Failures that the log has not yet said to be over."""
         self._failed_s = 0.0
@@ -96,21 +99,30 @@ class Server:
     def give_back(self, connection: Connection) -> None:
         """Returns a connection to the pool after complete replies."""
         self._idle.append(connection)
+        self._late = 0
         if self._failures and time.monotonic() - self._failed_s >= CALM_S:
             log.warning(
                 "the remote store at %s answers again; it failed %d times", self.place, self._failures
             )
             self._failures = 0
 
-    def fail(self, error: Exception) -> None:
-        """Marks the server as down and closes its idle connections. Logs the first failure of a series."""
+    def fail(self, error: Exception) -> bool:
+        """Counts a failure; returns whether the server is down, and closes its idle connections then.
+
+        A late reply alone means nothing if others came: rows of all requests would be lost until the server
+        is asked again, which is many times as many. Logs the first failure of a series.
+        """
         if self.up:
             if not self._failures:
                 log.warning("the remote store at %s failed: %s", self.place, self.reason(error))
             self._failures += 1
             self._failed_s = time.monotonic()
+        self._late += 1
+        if isinstance(error, TimeoutError) and self._late < MAX_LATE:
+            return not self.up
         self.up = False
         self.close()
+        return True
 
     def reason(self, error: Exception) -> str:
         """Returns an error's text without the leading server name, for messages that begin with it."""
@@ -120,12 +132,27 @@ class Server:
         """Marks the server as up if it answers, else raises OSError."""
         if not self.up:
             self._ask(timeout_s, ("PING",))
+            # one that answers this but no requests for rows would cost so many of them each time
+            self._late = MAX_LATE - 1
             self.up = True
 
     def log_absent(self, absent: int, asked: int) -> None:
         """Logs that rows are absent, as after a restart with an empty store."""
         text = f"lacks {absent} of {asked} rows: reload a plan with `fill: true` to write them"
         self._log_at_times("absent", text)
+
+    def log_foreign(self, foreign: int, asked: int) -> None:
+        """Logs that values are no rows of the bundle: of another size, or with impossible numbers."""
+        text = (
+            f"has {foreign} of {asked} values that are no rows of this bundle, so something else writes to "
+            "its keys: reload a plan with `fill: true` to write the rows again"
+        )
+        self._log_at_times("foreign", text)
+
+    def log_target(self, target: Server, error: Exception) -> None:
+        """Logs that a server to which it redirects requests fails."""
+        text = f"redirects requests to {target.place}, which failed: {target.reason(error)}"
+        self._log_at_times("target", text)
 
     def log_error(self, error: str) -> None:
         """Logs the reply to a request that was refused."""

@@ -56,7 +56,7 @@ def counted(stack: TierStack, rows: I64) -> tuple[int, int]:
     return len(pages), len(remote)
 
 
-def fetch(stack: TierStack, view: View, rows: I64) -> FetchedRows | None:
+def fetch(stack: TierStack, view: View, rows: I64) -> FetchedRows:
     sent = stack.ahead.send(view, rows)
     assert sent is not None
     return stack.ahead.receive(sent)
@@ -117,13 +117,28 @@ def test_fetched_rows_are_gathered_without_the_store(server: RedisServer, tmp_pa
     stack.close()
 
 
-def test_rows_that_the_store_lacks_are_asked_for_again(server: RedisServer, tmp_path: Path) -> None:
+def test_rows_that_the_store_lacks_are_lost_and_not_asked_for_again(
+    server: RedisServer, tmp_path: Path
+) -> None:
+    """Else the lane, and hot queries behind it, would wait for the store in each batch with cold ones."""
     stack = with_store(server, tmp_path)
     index = np.arange(2900, 3000)
+    flat = flat_weight(ENCODER)[index]
     server.send("FLUSHALL")
     view = stack.views.newest
-    assert fetch(stack, view, index) is None
-    assert TieredRows(stack).gather(torch.from_numpy(index)).shape[0] == 100
+    fetched = fetch(stack, view, index)
+    assert fetched.lost.all()
+    # if the batch asked, it would find them
+    with_store(server, tmp_path).close()
+    rows = TieredRows(stack)
+    with rows.within(replace(view, staged=fetched)):
+        unknown = rows.gather(torch.from_numpy(index))
+    assert not torch.equal(unknown, flat)
+    assert torch.equal(unknown, unknown[:1].expand(100, -1))
+    assert rows.take_fallbacks() == 100
+    remote = stack.figures().levels["remote"]
+    assert (remote.lookups, remote.hits) == (100, 0)
+    assert torch.equal(rows.gather(torch.from_numpy(index)), flat)
     stack.close()
 
 

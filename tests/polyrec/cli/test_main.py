@@ -86,3 +86,12 @@ def test_a_reader_that_leaves_early_is_no_error(bundle_dir: Path) -> None:
     done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True)
     assert done.returncode in (0, 141)
     assert done.stderr == ""
+
+
+def test_a_full_disk_is_one_line(bundle_dir: Path) -> None:
+    command = [sys.executable, "-m", "polyrec", "inspect", str(bundle_dir)]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+        )
+    assert (done.returncode, done.stderr) == (2, "polyrec: error: No space left on device\n")

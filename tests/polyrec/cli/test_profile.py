@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from polyrec.cli.main import main
@@ -225,10 +226,13 @@ def test_users_mistakes_are_one_line(
 
 
 def test_data_that_cannot_be_read_are_reported_before_the_work(
-    bundle_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    clicks: Path, bundle_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    given = ["--data", str(tmp_path / "no.parquet"), "--out", str(tmp_path / "p.json")]
-    assert main(["profile", str(bundle_dir), *given]) == 2
-    said = capsys.readouterr().err
-    assert "no data file" in said
-    assert "detecting devices" not in said
+    rows = pq.read_table(clicks)
+    pq.write_table(rows.slice(0, 0), tmp_path / "empty.parquet")
+    for name, reason in (("no.parquet", "no data file"), ("empty.parquet", "there are no rows to split")):
+        given = ["--data", str(tmp_path / name), "--out", str(tmp_path / "p.json")]
+        assert main(["profile", str(bundle_dir), *given]) == 2
+        said = capsys.readouterr().err
+        assert reason in said
+        assert "detecting devices" not in said

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import resource
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -204,6 +205,29 @@ def test_a_failed_training_is_tried_again_later_and_later(copied: Copied, days: 
     assert "training ended with status 2: polyrec: error:" in looped.last.reason
     looped.set(train_options=("--epochs", "1"))
     assert looped.until("published").attempts == 0
+
+
+def test_a_full_disk_ends_no_loop_which_goes_on_when_there_is_room(
+    copied: Copied, days: Sequence[pa.Table]
+) -> None:
+    looped = copied()
+    looped.log_day(1, days[1])
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for _ in range(2):
+        before = looped.folder.last()
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+        try:
+            assert looped.loop.advance_on_any_disk() == 30.0
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        # neither the next iteration's first record nor its check's
+        assert looped.folder.last() == before
+        looped.loop.advance_on_any_disk()
+    assert (
+        looped.said.count(f"'{looped.folder.path}' cannot be used and will be tried again: File too large")
+        == 2
+    )
+    assert (looped.last.number, looped.last.step) == (2, "evaluate")
 
 
 def test_older_bundles_are_removed_and_records_stay(copied: Copied, days: Sequence[pa.Table]) -> None:

@@ -17,13 +17,14 @@ from polyrec.models.schema.batch import F32
 from polyrec.models.tiers.stage import fused_rows
 from polyrec.models.tiers.updates.update import TableUpdate, apply_update
 from polyrec.planner.plan import Plan
-from polyrec.planner.routing.query import Part, Query
+from polyrec.planner.routing.query import Dispatch, Part, Query, Reason
 from polyrec.server.app.engine import Engine
 from polyrec.server.app.serving import Serving
 from polyrec.server.clock import clock
 from polyrec.server.codecs.rows import encode
 from polyrec.server.dispatch.answer import Answer, Outbox, Pending, QueryPayload
-from polyrec.server.dispatch.parts import encode_parts
+from polyrec.server.dispatch.parts import encode_parts, scatter
+from polyrec.server.lanes.tiered_runtime import BatchView
 from tests.models.tiers.redis_server import RedisServer
 from tests.server.conftest import Request
 from tests.server.placing import placed_plan
@@ -293,6 +294,34 @@ def test_a_query_that_cannot_be_encoded_fails_alone(
         for query in queries:
             await query.payload.answer
             assert query.payload.seen is not None, "its rows were not looked for"
+
+    asyncio.run(run())
+
+
+def test_a_hot_query_is_not_degraded_by_rows_that_a_cold_one_of_its_batch_lost(
+    beside_store: OpenBesideStore, paged: Bundle, requests: list[Request]
+) -> None:
+    serving = beside_store()
+    cold_rows, (stack,) = serving.tiers.cold_rows, serving.tiers.distinct
+    assert cold_rows is not None
+
+    async def run() -> None:
+        parts = []
+        for request in pair(serving, paged, requests):
+            rows = serving.json_decoder.predict(body(request))
+            query = Query(rows.rows, 0.0, BUDGET_S)
+            query.payload = QueryPayload(rows, Pending(Outbox(asyncio.get_running_loop())))
+            parts.append(Part(query, 0, query.rows))
+        (seen,) = cold_rows.look_up(None, [part.query for part in parts])
+        for part in parts:
+            part.query.payload.seen = seen
+        view = BatchView.enter(stack)
+        view.lost = 1
+        count = sum(part.rows for part in parts)
+        dispatch = Dispatch(0, 0, parts, count, Reason.BEST, 0.0, 1e-3, 1e-3)
+        scatter(dispatch, parts, np.ones(count, np.float32), 1e-3, view)
+        view.leave()
+        assert [(await part.query.payload.answer).reason for part in parts] == [None, "failure"]
 
     asyncio.run(run())
 

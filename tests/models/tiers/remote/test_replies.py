@@ -13,7 +13,8 @@ import pytest
 
 from polyrec.models.tiers.remote.login import Login
 from polyrec.models.tiers.remote.remote import READ_BYTES, RemoteTier
-from polyrec.models.tiers.remote.server import Server
+from polyrec.models.tiers.remote.server import MAX_LATE, Server
+from polyrec.models.tiers.row_format import RowFormat
 from tests.models.tiers.redis_server import RedisServer
 from tests.models.tiers.waiting import wait_until
 
@@ -132,3 +133,60 @@ def test_a_map_of_a_cluster_without_names_is_read_and_an_impossible_one_refused(
     else:
         assert server.masters(5.0) == masters
     store.close()
+
+
+def test_one_late_reply_among_others_takes_no_server_out(server: RedisServer) -> None:
+    """Else all requests until it is asked again lose their rows: 12% of them, of a store late in 2%."""
+    tier = RemoteTier(server.url, ["a"], FALLBACK, timeout_s=5.0)
+    tier.write(ZEROS, IDS, np.ones((3, 4), np.uint8))
+    for _ in range(2 * MAX_LATE):
+        late = tier.send(ZEROS, IDS)
+        tier._cluster.fail(late.requests[0].part.server, TimeoutError("timed out"))
+        assert tier.up
+        assert tier.receive(late)[1].all()
+    assert tier.failures == 2 * MAX_LATE
+    for _ in range(MAX_LATE):
+        assert tier.up
+        tier._cluster.fail(late.requests[0].part.server, TimeoutError("timed out"))
+    assert not tier.up
+    wait_until(lambda: tier.up, "the store is not asked again")
+    # it has only answered PING since
+    tier._cluster.fail(late.requests[0].part.server, TimeoutError("timed out"))
+    assert not tier.up
+    tier.close()
+
+
+def test_a_dead_server_to_which_another_redirects_is_a_line_a_minute(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port = unused.getsockname()[1]
+        store = Answering({b"MGET": b"-MOVED 1 127.0.0.1:%d\r\n" % port, b"": b"$0\r\n\r\n"})
+        tier = RemoteTier(store.url, ["a"], FALLBACK, timeout_s=5.0)
+        for _ in range(5):
+            assert not tier.receive(tier.send(ZEROS, IDS))[1].any()
+            wait_until(lambda: tier._cluster._repairer is None, "the servers are not sought")
+        tier.close()
+    (line,) = caplog.messages
+    assert f"at {store.url} redirects requests to redis://127.0.0.1:{port}, which failed: cannot be" in line
+    store.close()
+
+
+@pytest.mark.parametrize(
+    "value", [b"short", np.full(1, np.nan, "f4").tobytes(), np.full(1, 3e38, "f4").tobytes()]
+)
+def test_values_that_are_no_rows_are_lost_and_the_log_says_so(
+    value: bytes, server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Served, NaN would make every request with the row a 422 that blames the client's features."""
+    sound = RowFormat(1, "fp32").sound
+    tier = RemoteTier(server.url, ["a"], FALLBACK, timeout_s=5.0, sound=sound)
+    tier.write(ZEROS, IDS, np.ones((3, 1), np.float32).view(np.uint8))
+    server.send("SET", "polyrec:a:000000000001", value)
+    rows, found = tier.receive(tier.send(ZEROS, IDS))
+    assert found.tolist() == [True, False, True]
+    np.testing.assert_array_equal(rows[1], FALLBACK[0])
+    (line,) = caplog.messages
+    assert "has 1 of 3 values that are no rows of this bundle" in line
+    tier.close()
