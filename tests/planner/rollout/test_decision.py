@@ -89,12 +89,26 @@ def test_a_loss_on_labeled_requests_rolls_back_only_if_the_whole_interval_is_bey
         (records(1000, failed=60), "failed 60 of 1000"),
         (records(6, failed=6), "failed 6 of 6"),
         (records(1000, late=90), "90 of the canary's 1000 answers were late"),
+        (records(1000, failed=5, late=90), "90 of the canary's 995 answers were late"),
     ],
 )
 def test_a_bad_canary_is_rolled_back_with_the_reason(canary: ArmRecords, reason: str) -> None:
     decision = decided(canary)
     assert decision.verdict == "rollback"
     assert reason in decision.reason
+
+
+def test_the_reported_limit_of_answers_follows_from_the_stable_p95() -> None:
+    figures = decided(records(1000, ms=20)).figures
+    p95_ms = figures.stable.p95_ms
+    assert p95_ms is not None
+    assert p95_ms > 0
+    for bounds, limit_ms in (
+        (RolloutBounds(slack_ms=0.0, max_slowdown=3.0), 3 * p95_ms),
+        (RolloutBounds(slack_ms=100.0), p95_ms + 100),
+    ):
+        figures = decided(records(1000), bounds=bounds).figures
+        assert figures.slow_limit_ms == pytest.approx(limit_ms, abs=0.002)
 
 
 @pytest.mark.parametrize("promote_after_s", [None, 30.0])
