@@ -143,6 +143,7 @@ def test_parameters_say_budget_priority_and_form_of_the_answer() -> None:
 
 
 D, S = as_json("dense", DENSE), as_json("sparse", SPARSE)
+SHORT = as_json("tags.lengths", LENGTHS.astype(np.int32))
 
 
 @pytest.mark.parametrize(
@@ -167,6 +168,14 @@ D, S = as_json("dense", DENSE), as_json("sparse", SPARSE)
         ([{**D, "data": "1234"}, S], "input 'dense': data: Expected array, got str"),
         ([D, {**S, "data": [1, 2, 3, 4, 5, 6.5]}], "input 'sparse': data: Expected int, got float - at $[5]"),
         ([D, {**S, "data": [1, 2, 3, 4, 5, 2**63]}], "input 'sparse': a value is beyond the range"),
+        (
+            [D, S, as_json("tags.values", VALUES), {**SHORT, "data": [1 - 2**32, 2]}],
+            "input 'tags.lengths': a value is beyond the range",
+        ),
+        (
+            [D, S, as_json("tags.values", VALUES), {**SHORT, "data": [1, 2 + 2**32]}],
+            "input 'tags.lengths': a value is beyond the range",
+        ),
         ([D, as_json("sparse", SPARSE[:1])], "input 'sparse' has 1 rows, 'dense' has 2"),
         ([as_json("dense", DENSE[:0], True), as_json("sparse", SPARSE[:0], True)], "no rows"),
         ([{k: v for k, v in D.items() if k != "data"}, S], "input 'dense' needs either data or parameter"),
