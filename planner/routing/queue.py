@@ -97,13 +97,11 @@ class Queue:
             self.earliest_s = query.deadline_s
 
     def hold(self, query: Query, until_s: float) -> None:
-        """Holds a query while its rows are being read, until until_s at the latest."""
+        """Holds a query that was pushed and taken, while its rows are read, until until_s at the latest."""
         self.held[query] = until_s
         self._count(query, query.rows)
         if until_s < self.release_s:
             self.release_s = until_s
-        if query.deadline_s < self.earliest_s:
-            self.earliest_s = query.deadline_s
 
     def take(self, query: Query) -> None:
         """Removes the piece of a query of which no rows were dispatched."""

@@ -81,6 +81,8 @@ def test_a_killed_lane_costs_no_answer_and_restarts(lanes: ServerProcess) -> Non
     assert lanes_of(lanes)[0]["pid"] != pid
     text = httpx.get(f"{lanes.url}/metrics").text
     assert 'polyrec_lane_deaths_total{lane="cpu.0"} 1' in text
+    events = [event["kind"] for event in httpx.get(f"{lanes.url}/v1/status").json()["events"]]
+    assert events.index("lane_died") < events.index("lane_back")
     assert answered(lanes)
 
 

@@ -43,6 +43,7 @@ def test_a_full_machine_says_what_limits_it_and_what_upgrades_gain() -> None:
     assert "full" in device
     assert "information/s" in device
     assert "Bound by time of cpu (+" in shown
+    assert "Bound by nothing" not in shown
     assert "1 core of cpu more would add" in shown
     assert "1 GB of cpu more would add nothing" in shown
 

@@ -89,6 +89,7 @@ def test_a_loss_on_labeled_requests_rolls_back_only_if_the_whole_interval_is_bey
         (records(1000, failed=60), "failed 60 of 1000"),
         (records(6, failed=6), "failed 6 of 6"),
         (records(1000, late=90), "90 of the canary's 1000 answers were late"),
+        (records(1000, failed=5, late=90), "90 of the canary's 995 answers were late"),
     ],
 )
 def test_a_bad_canary_is_rolled_back_with_the_reason(canary: ArmRecords, reason: str) -> None:
@@ -132,6 +133,19 @@ def test_a_canary_that_only_shadows_is_never_promoted_and_says_why() -> None:
     decision = decide(compared_by_pairs(400, 1000), 0, 60.0, bounds, share=0.0)
     assert decision.verdict == "continue"
     assert decision.reason == "no answers to clients to judge by, as its share is 0"
+
+
+def test_the_reported_limit_of_answers_follows_from_the_stable_p95() -> None:
+    figures = decided(records(1000, ms=20)).figures
+    p95_ms = figures.stable.p95_ms
+    assert p95_ms is not None
+    assert p95_ms > 0
+    for bounds, limit_ms in (
+        (RolloutBounds(slack_ms=0.0, max_slowdown=3.0), 3 * p95_ms),
+        (RolloutBounds(slack_ms=100.0), p95_ms + 100),
+    ):
+        figures = decided(records(1000), bounds=bounds).figures
+        assert figures.slow_limit_ms == pytest.approx(limit_ms, abs=0.002)
 
 
 @pytest.mark.parametrize("promote_after_s", [None, 30.0])

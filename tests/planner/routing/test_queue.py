@@ -42,6 +42,19 @@ def test_settled_queries_are_discounted_once():
     assert queue.rows == 9
 
 
+def test_ready_queries_are_released_in_order_for_about_one_batch():
+    queue = Queue()
+    queries = [query(rows=10) for _ in range(4)]
+    for q in queries:
+        queue.push(q, 0, q.rows, 1.0)
+        queue.take(q)
+        queue.hold(q, 0.5)
+        queue.mark_ready(q, 0.5)
+    assert queue.release_ready(15) == queries[:2]
+    assert queue.release_ready(1) == queries[2:3]
+    assert list(queue.held) == queries[3:]
+
+
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=30), st.floats(0, 1), st.floats(0, 0.1))
 def test_a_sweep_removes_exactly_the_queries_that_cannot_be_in_time(deadlines, now_s, doomed_s):
     queue = Queue()

@@ -86,6 +86,7 @@ def test_top_k_beyond_the_candidates_means_all_of_them() -> None:
             Malformed,
             "-Infinity is not a JSON number (byte 23) in 'price'",
         ),
+        (b"NaN", Malformed, "NaN is not a JSON number (byte 0); leave"),
         (b'{"columns": {"item": ["\xff"]}}', Malformed, "not UTF-8"),
         (b"{} {}", Malformed, "trailing characters"),
         (b"[1]", Invalid, "Expected object, got array"),

@@ -87,6 +87,7 @@ def test_lengths_may_be_32_bits_wide_or_a_column() -> None:
 
 def test_a_raw_body_is_all_dense_rows_then_all_sparse_rows() -> None:
     request = CODEC.decode(DENSE.tobytes() + SPARSE.tobytes(), 0)
+    assert (request.timeout_us, request.priority, request.required) == (0, 0, False)
     np.testing.assert_array_equal(request.rows.dense, DENSE)
     np.testing.assert_array_equal(request.rows.sparse, SPARSE)
     assert request.rows.bags["tags"][1].tolist() == [0, 0]
@@ -142,6 +143,7 @@ def test_parameters_say_budget_priority_and_form_of_the_answer() -> None:
 
 
 D, S = as_json("dense", DENSE), as_json("sparse", SPARSE)
+SHORT = as_json("tags.lengths", LENGTHS.astype(np.int32))
 
 
 @pytest.mark.parametrize(
@@ -166,6 +168,14 @@ D, S = as_json("dense", DENSE), as_json("sparse", SPARSE)
         ([{**D, "data": "1234"}, S], "input 'dense': data: Expected array, got str"),
         ([D, {**S, "data": [1, 2, 3, 4, 5, 6.5]}], "input 'sparse': data: Expected int, got float - at $[5]"),
         ([D, {**S, "data": [1, 2, 3, 4, 5, 2**63]}], "input 'sparse': a value is beyond the range"),
+        (
+            [D, S, as_json("tags.values", VALUES), {**SHORT, "data": [1 - 2**32, 2]}],
+            "input 'tags.lengths': a value is beyond the range",
+        ),
+        (
+            [D, S, as_json("tags.values", VALUES), {**SHORT, "data": [1, 2 + 2**32]}],
+            "input 'tags.lengths': a value is beyond the range",
+        ),
         ([D, as_json("sparse", SPARSE[:1])], "input 'sparse' has 1 rows, 'dense' has 2"),
         ([as_json("dense", DENSE[:0], True), as_json("sparse", SPARSE[:0], True)], "no rows"),
         ([{k: v for k, v in D.items() if k != "data"}, S], "input 'dense' needs either data or parameter"),

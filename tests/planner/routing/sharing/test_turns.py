@@ -49,6 +49,16 @@ def test_lane_time_follows_shares_within_a_bound(shares, seconds, urgent, tolera
         assert max(normal) - normal[m] <= bound + 1e-9
 
 
+@pytest.mark.parametrize("urgent", [0, 1])
+def test_the_most_urgent_goes_first_however_long_both_have_run(urgent):
+    made = turns([0.5, 0.5])
+    for _ in range(100):
+        for model in (0, 1):
+            made.charge(model, 0.01, (0, 1))
+    contenders = [Contender(urgent, 1.0, 0.004), Contender(1 - urgent, 2.0, 0.004)]
+    assert made.choose(sorted(contenders, key=lambda c: c.model)) == urgent
+
+
 def test_unused_time_is_not_saved():
     made = turns([0.5, 0.5])
     for _ in range(100):
