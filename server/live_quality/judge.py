@@ -143,18 +143,18 @@ class Judge:
             models = [*self._models, *([] if self._trial is None else [self._trial])]
             batches = {id(encoder): rows.encode(encoder) for encoder, _ in models}
             scores = [model.predict(batches[id(encoder)]).copy() for encoder, model in models]
+            scores, trial = scores[: len(self._models)], scores[len(self._models) :]
+            # a damaged file may have another number of scores than rows
+            every = np.stack([*scores, request.served, *trial])
         except (RequestError, PolyrecError, ValueError):
             self._invalid += 1
             return None
-        trial = scores[len(self._models) :]
-        scores = scores[: len(self._models)]
         self._compare(request, scores)
         positive = (labels.values > POSITIVE) & (labels.given_us != NEVER)
         late_us = labels.at_us + 1e6 * (1 - LATE_SHARE) * self._sampler.window_s
         self._positives += int(positive.sum())
         self._late += int((positive & (labels.given_us > late_us)).sum())
         client = next(iter(labels.clients), None)
-        every = np.stack([*scores, request.served, *trial])
         return ScoredRequest(labels.at_us / 1e6, client, labels.binary, every)
 
     def _compare(self, request: LoggedRequest, scores: list[F32]) -> None:

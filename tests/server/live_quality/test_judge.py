@@ -14,7 +14,7 @@ import pytest
 
 from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.data.parquet import parquet_files
-from polyrec.models.data.prediction_log import REQUESTS
+from polyrec.models.data.prediction_log import REQUESTS, SCORES
 from polyrec.models.errors import PolyrecError
 from polyrec.models.evaluation.live import ScoredRequest
 from polyrec.models.evaluation.metrics import evaluate
@@ -160,7 +160,7 @@ def test_the_window_is_bounded_in_requests_and_rows(requests: int, rows: int, ke
 def test_logged_requests_that_cannot_be_read_again_are_left_out_and_counted(
     log_folder: LogFolder, judge_settings: JudgeSettings, requests: list[Request]
 ) -> None:
-    for i in range(2):
+    for i in range(3):
         log_folder.add(requests[i], f"r{i}")
     log_folder.write()
     (file,) = parquet_files(log_folder.folder / REQUESTS)
@@ -168,9 +168,10 @@ def test_logged_requests_that_cannot_be_read_again_are_left_out_and_counted(
     rows = table.to_pylist()
     name = log_folder.schema.candidate.names[0]
     rows[0][name] = rows[0][name][:-1]
+    rows[1][SCORES] = [*rows[1][SCORES], 0.5]
     pq.write_table(pa.Table.from_pylist(rows, schema=table.schema), file)
     report = Judge(judge_settings, unpaced).round(log_folder.final_s)
-    assert (report.requests, report.invalid) == (1, 1)
+    assert (report.requests, report.invalid) == (1, 2)
 
 
 @pytest.mark.parametrize("worked_s", [1e-4, 0.02, 0.5])
