@@ -117,6 +117,9 @@ class Hop(Strict):
 BUSY = 0.05
 """Share of the time in which paths waited for a core above which a machine is called busy."""
 
+NEWEST = 2
+"""The newest version of profiles."""
+
 
 class Profile(Strict):
     """The machine and its paths.
@@ -153,6 +156,11 @@ def load_profile(file: str | Path) -> Profile:
         raw = read_json(Path(file), what, ProfileError)
     except FileNotFoundError:
         raise ProfileError(f"no profile '{file}'; make one: polyrec profile BUNDLE --out {file}") from None
+    if isinstance(raw, dict) and isinstance(version := raw.get("version"), int) and version > NEWEST:
+        raise ProfileError(
+            f"{what}: version {version} is of a newer Polyrec, this one reads 1 to {NEWEST}; "
+            "profile again with this one"
+        )
     profile = validate_as(Profile, _upgraded(raw), what, ProfileError)
     beside = Path(file).parent
     paths = tuple(

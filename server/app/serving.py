@@ -149,7 +149,7 @@ def open_serving(
                 bundles[planned.bundle] = load_bundle(planned.bundle)
             except BundleError as e:
                 raise BundleError(
-                    f"path '{planned.name}' of the plan, whose file names bundles from its own folder: {e}"
+                    f"path '{planned.name}': {e}; a plan's bundles are relative to its own folder"
                 ) from None
     encoders = _encoders([(p, bundles[p.bundle]) for p in plan.paths])
     named = {p.name: encoder for p, encoder in zip(plan.paths, encoders, strict=True)}

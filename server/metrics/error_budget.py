@@ -43,11 +43,11 @@ class ErrorBudget:
             self._counts.append(self._now)
 
     def used(self) -> float | None:
-        """Used share of the error budget of all requests so far; None without requests."""
+        """Used share of the error budget of all requests so far; None while it is less than one request."""
         return self._share_of_budget(Count(self._now.at_s, 0, 0))
 
     def burn_rates(self) -> dict[str, float | None]:
-        """Returns the burn rate by window; None for a window without requests."""
+        """Returns the burn rate by window; None for a window whose budget is less than one request."""
         return {name: self._burn_rate(seconds) for name, seconds in WINDOWS_S.items()}
 
     def _burn_rate(self, seconds: float) -> float | None:
@@ -61,6 +61,6 @@ class ErrorBudget:
 
     def _share_of_budget(self, before: Count) -> float | None:
         counted = self._now.counted - before.counted
-        if counted <= 0:
-            return None
+        if counted * self._allowed < 1:
+            return None  # a single miss would use it many times
         return (self._now.missed - before.missed) / counted / self._allowed

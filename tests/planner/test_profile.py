@@ -84,7 +84,7 @@ def test_a_missing_profile_says_how_to_make_one(tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"paths": []}, "paths"),
-        ({"version": 3}, "version"),
+        ({"version": 3}, "version 3 is of a newer Polyrec, this one reads 1 to 2; profile again"),
         ({"speed": 3}, "speed"),
         ({"machine": {"name": "none", "devices": []}}, "machine.devices"),
     ],

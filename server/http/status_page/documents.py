@@ -32,7 +32,7 @@ class ErrorBudgetDocument(Document):
     """The SLO's error budget since the server's start.
 
     used: share of the budget. burn_rates: by window, missed requests over allowed ones; 1 uses the budget
-    exactly. Null without requests.
+    exactly. Null while the budget is less than one request.
     """
 
     used: float | None

@@ -150,6 +150,6 @@ function budgetTile() {
   const windows = { "5m": [300, "5 min"], "1h": [3600, "1 h"], "6h": [21600, "6 h"] };
   const rates = Object.entries(windows).filter(([name, [seconds]]) => newest().t > seconds && burn_rates[name] !== null)
     .map(([name, [, word]]) => `${number(burn_rates[name])}× over ${word}`);
-  set("budget-note", `${used === null ? "" : "used; "}${percent(1 - view.last.promised_share)} of the requests since the start may miss the SLO`
+  set("budget-note", `${used === null ? `known after ${whole(1 / (1 - view.last.promised_share))} requests; ` : "used; "}${percent(1 - view.last.promised_share)} of the requests since the start may miss the SLO`
     + (rates.length ? `; burn rate ${rates.join(", ")}` : ""));
 }

@@ -11,6 +11,15 @@ def test_without_requests_there_are_no_figures() -> None:
     assert budget.burn_rates() == dict.fromkeys(WINDOWS_S)
 
 
+def test_a_miss_among_the_first_requests_is_no_figure_yet() -> None:
+    budget = ErrorBudget(0.99, 0)
+    budget.record(10, counted=99, missed=1)
+    assert budget.used() is None
+    assert budget.burn_rates() == dict.fromkeys(WINDOWS_S)
+    budget.record(20, counted=100, missed=1)
+    assert budget.used() == pytest.approx(1)
+
+
 def test_a_burn_rate_of_one_uses_the_budget_exactly() -> None:
     budget = ErrorBudget(0.99, 0)
     budget.record(10, counted=1000, missed=10)
