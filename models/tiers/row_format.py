@@ -14,7 +14,7 @@ from polyrec.models.embeddings.store import bytes_per_row, dequantize
 from polyrec.models.powers import next_power_of_two
 
 MAX_EXPONENT = 40
-"""Of a number's or a scale's power of two: far beyond trained rows, and products of rows stay finite."""
+"""Power of two that numbers and scales stay below: far beyond trained rows, and their products are finite."""
 _UNITS = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.uint8, "int4": torch.uint8}
 
 
