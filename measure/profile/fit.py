@@ -124,8 +124,9 @@ def fit(measured: Sequence[Point], tolerance: float = TOLERANCE) -> LatencyModel
         before, last = kept[-2:]
         tail[last] = max(tail[last], tail[before] + median[last] - median[before])
     at = [(int(rows[i]), float(median[i]), float(tail[i])) for i in kept]
-    if len(at) > 2 and at[-2][1] == at[-1][1]:
-        # a disturbed measurement: flat, it would let batches of any size beyond it take no longer
+    if len(at) > 2 and at[-1][1] <= at[-2][1] * (1 + TOLERANCE):
+        # The end is flat within the error of measurement. Extrapolated, batches of any size beyond it would
+        # take no longer, so one of twice the rows is assumed to follow the mean slope of all.
         (least, fastest_s, _), (most, slowest_s, slowest_tail_s) = at[0], at[-1]
         more_s = (slowest_s - fastest_s) / (most - least) * most
         at.append((2 * most, slowest_s + more_s, slowest_tail_s + more_s))

@@ -270,8 +270,13 @@ def _open_remote(
         first += vocabulary.rows
     prefix = f"{store.prefix}{version}:"
     remote = RemoteTier(
-        *(store.url, layout.tables, fallback, store.timeout_ms / 1e3, prefix, login_of(store)),
-        sound=stored.row_format.sound,
+        store.url,
+        layout.tables,
+        fallback,
+        store.timeout_ms / 1e3,
+        prefix,
+        login_of(store),
+        stored.row_format.sound,
     )
     if store.fill:
         done = 0

@@ -13,10 +13,8 @@ from polyrec.models.dlrm.precision import Precision
 from polyrec.models.embeddings.store import bytes_per_row, dequantize
 from polyrec.models.powers import next_power_of_two
 
-MAX_VALUE = 131072.0
-"""Magnitude that no number of a row reaches: twice that of an update (updates/update.py), as quantization
-rounds.
-"""
+MAX_EXPONENT = 40
+"""Power of two that numbers and scales stay below: far beyond trained rows, and their products are finite."""
 _UNITS = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.uint8, "int4": torch.uint8}
 
 
@@ -57,11 +55,18 @@ class RowFormat:
         return rows.float() if self.precision == "bf16" else dequantize(rows, self.precision)
 
     def sound(self, rows: NDArray[np.uint8]) -> NDArray[np.bool_]:
-        """Returns which rows have only numbers that a row may have, bool [n]. rows: uint8 [n > 0, bytes].
+        """Returns which rows have only numbers below 2 ** MAX_EXPONENT, bool [n].
 
-        NaN and numbers near the end of float32 would make every answer with such a row an error.
+        Of quantized rows, checks the scale. NaN and numbers near the end of float32 would make every answer
+        with such a row an error. rows: uint8 [n, bytes].
         """
-        # copied, as torch warns of memory that is read-only
-        numbers = self.decode(torch.from_numpy(rows.copy()).view(self.unit)).numpy()
-        sound: NDArray[np.bool_] = (np.abs(numbers) < MAX_VALUE).all(1)
-        return sound
+        if self.precision == "fp32":
+            # the upper half of a float32 is its bf16
+            numbers = rows.view(np.uint16)[:, 1::2]
+        elif self.precision == "bf16":
+            numbers = rows.view(np.uint16)
+        else:
+            numbers = np.ascontiguousarray(rows[:, :2]).view(np.uint16)
+        # without the sign, bits ascend with magnitude, and NaN's are the greatest
+        found: NDArray[np.bool_] = ((numbers & 0x7FFF) < (127 + MAX_EXPONENT) << 7).all(1)
+        return found

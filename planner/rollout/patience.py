@@ -24,7 +24,10 @@ class Patience:
         self._had_enough = False
 
     def judge(self, decision: RolloutDecision, now_s: float, bounds: RolloutBounds) -> RolloutDecision:
-        """Adds how long to wait to the reason to continue, or rolls back after as long as is allowed."""
+        """Returns the decision, or a rollback if there were too few comparisons for `judge_within_s`.
+
+        Before, the reason to continue tells how much of that time is left.
+        """
         if decision.short is None:
             self._had_enough = True
         if decision.short is None or self._had_enough or decision.verdict != "continue":

@@ -116,7 +116,7 @@ def _once(loop: Loop) -> int:
 
 def _forever(loop: Loop) -> int:
     while True:
-        until = time.monotonic() + loop.advance_on_any_disk()
+        until = time.monotonic() + loop.advance_or_wait()
         controls = loop.folder.controls()
         # react to a command at once
         while (left_s := until - time.monotonic()) > 0 and loop.folder.controls() == controls:

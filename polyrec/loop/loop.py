@@ -106,10 +106,11 @@ class Loop:
             self._report(f"iteration {number}: {iteration.state.replace('_', ' ')}")
         return 0.0
 
-    def advance_on_any_disk(self) -> float:
-        """Like `advance`, but if the folder cannot be written, says so and returns the pause until a retry.
+    def advance_or_wait(self) -> float:
+        """Like `advance`, but if the folder cannot be used, as on a full disk, reports it and returns the
+        seconds until a retry.
 
-        The record that could not be written is of a step that is repeated.
+        A step whose record could not be written is repeated then.
         """
         try:
             return self.advance()

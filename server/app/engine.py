@@ -83,6 +83,7 @@ class Engine:
         self.rollout: RolloutTraffic | None = None
         """The rollout in progress, which splits requests between two versions; None without one."""
         self.name_in_log = name
+        """The name in log lines (`logs.MODEL`); None for the only model of a server."""
         self.model_name = name
         """The name chosen by the operator; None means the bundle's name."""
         self.on_adopt: list[Callable[[Serving], None]] = []
@@ -252,16 +253,16 @@ class Engine:
     def attach(self) -> None:
         """Starts to watch for lane deaths on the running loop; otherwise the first request does."""
         if self._serving is not None:
-            self.named_in_log(self._serving.dispatcher.attach)
+            self.run_named(self._serving.dispatcher.attach)
 
     def watch_live_quality(self) -> asyncio.Task[None] | None:
         """Starts to follow the reports of live quality on the running loop; None if it is not measured."""
         live = self.live_quality
         if live is None:
             return None
-        return self.named_in_log(lambda: start_task(live.watch(), f"live quality of '{self.name}'"))
+        return self.run_named(lambda: start_task(live.watch(), f"live quality of '{self.name}'"))
 
-    def named_in_log(self, work: Callable[[], T]) -> T:
+    def run_named(self, work: Callable[[], T]) -> T:
         """Calls `work`. Log lines of it, and of tasks that it starts, name the model if there are several."""
         context = copy_context()
         context.run(MODEL.set, self.name_in_log)

@@ -331,13 +331,14 @@ def _load(
     models: ModelRepository, settings: Settings, source: ModelSource, files: Mapping[str, Path | ModelUrl]
 ) -> None:
     """Loads all plans and prediction logs, then serves all models at once; blocks. Raises PolyrecError."""
-    import_module("numpy.ma")  # np.unique would, in the first request: 10 ms, and most budgets are missed
+    # else np.unique imports it in the first request, which takes 10 ms, more than many budgets
+    import_module("numpy.ma")
     opened: list[Serving] = []
     try:
         for engine in models.engines:
             try:
                 file = files.get(engine.name)
-                opened.append(engine.named_in_log(partial(_open_model, settings, source, engine, file)))
+                opened.append(engine.run_named(partial(_open_model, settings, source, engine, file)))
             except PolyrecError as e:
                 if not files:
                     raise

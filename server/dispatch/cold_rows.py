@@ -73,7 +73,10 @@ class SeenQueries:
         )
 
     def needs_no_store(self, query: Query, batch_view: BatchView) -> bool:
-        """Whether a query has no rows in the remote store as a batch with it was encoded."""
+        """Whether a query has no rows in the remote store, in a batch that was encoded as here.
+
+        False if the batch was encoded otherwise, as the query's rows may then be elsewhere.
+        """
         same = self.stack is batch_view.stack and self.encoder is batch_view.encoder
         return same and not self.cold.get(query, NO_MISSES).remote
 

@@ -104,7 +104,8 @@ class Admin:
 
         max_bytes: maximum size of the body.
         answer: converts the body to the response's JSON; may raise RequestError.
-        subject: further fields of the audit line, which `answer` and `is_routine` may fill in.
+        subject: further fields of the audit line, which `answer` and `is_routine` may fill in. If it names a
+        model, all log lines of the call do.
         is_routine: takes the client's name; called only for calls that succeed.
         """
         scope = request.scope
@@ -114,7 +115,7 @@ class Admin:
         except RequestError as e:
             return error_reply(e)
         status, why = HTTPStatus.INTERNAL_SERVER_ERROR, ""
-        before = MODEL.set(self._engine.name_in_log)
+        before = MODEL.set(subject.get("model", self._engine.name_in_log))
         try:
             reply = json_reply(await answer(await read_body(scope["headers"], request.receive, max_bytes)))
             status = HTTPStatus.OK

@@ -135,7 +135,7 @@ class ModelLoader:
 
     async def _open_in_thread(self, engine: Engine, file: Path | ModelUrl) -> Serving:
         try:
-            return await run_in_thread(lambda: engine.named_in_log(lambda: self._open(engine, file)))
+            return await run_in_thread(lambda: engine.run_named(lambda: self._open(engine, file)))
         except PolyrecError as e:
             raise Invalid(f"the model is not loaded: {public(str(e))}") from None
 

@@ -25,13 +25,8 @@ def answered(reason: Reason, lost: bool) -> Answer:
         query = Query(1, 0.0, 1.0)
         query.payload = QueryPayload(None, Pending(Outbox(asyncio.get_running_loop())))  # type: ignore[arg-type]
         dispatch = Dispatch(0, 0, [Part(query, 0, 1)], 1, reason, 0.0, 1e-3, 1e-3)
-        scatter(
-            dispatch,
-            dispatch.parts,
-            np.ones(1, np.float32),
-            1e-3,
-            BatchView(None, None, None) if lost else None,
-        )  # type: ignore[arg-type]
+        view = BatchView(None, None, None) if lost else None  # type: ignore[arg-type]
+        scatter(dispatch, dispatch.parts, np.ones(1, np.float32), 1e-3, view)
         answer = query.payload.answer.outcome
         assert isinstance(answer, Answer)
         return answer

@@ -84,19 +84,20 @@ class Cluster:
         try:
             self._discover(FIRST_TIMEOUT_S)
         except OSError as e:
-            self.fail(seed, e)
+            # not as late, which alone would leave it in use with unknown routes
+            self.fail(seed, OSError(str(e)))
 
     def server(self, url: str) -> Server:
         with self._lock:
             return self._servers.setdefault(url, Server(url, self._login))
 
     def fail(self, server: Server, error: Exception) -> None:
-        """Counts a failure and stops using a server that is down until it answers."""
+        """Counts a failure. A server that is down gets no requests until it answers."""
         with self._lock:
             self.failures += 1
         routes = self.routes.servers
         if server not in routes and routes:
-            # only others' redirects name it, so it is forgotten at the next repair and begins anew
+            # known only from redirects: the next repair removes it, and another redirect adds it anew
             routes[0].log_target(server, error)
             self.repair()
         elif server.fail(error):

@@ -26,8 +26,8 @@ class FetchedRows:
 
     rows: int64 [n], n > 0, distinct rows of the fused weight, ascending.
     values: uint8 [n, bytes per row].
-    lost: bool [n], whether the store did not return a row, so that its value is the out-of-vocabulary row's.
-    The batch does not ask for it again, as its lane, and hot queries, would wait for the store.
+    lost: bool [n], rows that the store did not return, whose values are the out-of-vocabulary row's. The
+    batch does not request them again, because its lane, and so hot queries, would wait for the store.
     """
 
     rows: I64
@@ -38,7 +38,7 @@ class FetchedRows:
     def from_unsorted(cls, rows: I64, values: Bytes, lost: NDArray[np.bool_]) -> Self:
         """Creates it from rows in any order; of equal rows, the last that is not lost counts."""
         if lost.any():
-            # the lost ones first
+            # lost rows first, so that the last of equal rows is one that came
             order = np.argsort(~lost, kind="stable")
             rows, values, lost = rows[order], values[order], lost[order]
         distinct, last = last_of_equal(rows, np.arange(rows.size))
@@ -50,7 +50,9 @@ class FetchedRows:
         if len(parts) == 1:
             return parts[0]
         return cls.from_unsorted(
-            *(np.concatenate([getattr(p, name) for p in parts]) for name in ("rows", "values", "lost"))
+            np.concatenate([p.rows for p in parts]),
+            np.concatenate([p.values for p in parts]),
+            np.concatenate([p.lost for p in parts]),
         )
 
     def find(self, rows: I64) -> tuple[NDArray[np.bool_], I64]:

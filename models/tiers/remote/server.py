@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from redis.connection import Connection, SSLConnection, parse_url
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS
 from redis.exceptions import AuthenticationError, RedisError, ResponseError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from polyrec.models.tiers.remote.login import Login, place
 
@@ -24,7 +25,7 @@ LACKS_EVERY_S = 60.0
 MAX_ERROR = 200
 """Maximum characters of a server's error in the log."""
 MAX_LATE = 3
-"""Replies in a row that may be late before no more requests are sent to a server."""
+"""Late replies in a row after which a server counts as down."""
 CALM_S = 5.0
 """Time without a failure after which the log says that a server answers again; a slow one fails by turns."""
 
@@ -53,6 +54,7 @@ class Server:
         self._idle: list[Connection] = []
         self._logged_s = dict.fromkeys(("absent", "error", "foreign", "target"), -LACKS_EVERY_S)
         self._late = 0
+        """Late replies since the last complete one."""
         self._failures = 0
         """Failures that the log has not yet said to be over."""
         self._failed_s = 0.0
@@ -63,8 +65,9 @@ class Server:
         return place(self.url)
 
     def connect(self, timeout_s: float) -> Connection:
-        """Opens a connection and logs in. timeout_s: limit of each step and of later sends. Raises
-        OSError.
+        """Opens a connection and logs in. timeout_s: limit of each step and of later sends.
+
+        Raises TimeoutError if the server is late, else OSError.
         """
         options: dict[str, Any] = parse_url(self.url)
         kind = options.pop("connection_class", Connection)
@@ -83,6 +86,8 @@ class Server:
         except AuthenticationError:
             # the server's message may quote the password
             raise OSError(f"the store at {self.place} refused AUTH") from None
+        except RedisTimeoutError as e:
+            raise TimeoutError(f"the store at {self.place} cannot be reached: {e}") from None
         except (OSError, RedisError) as e:
             raise OSError(f"the store at {self.place} cannot be reached: {e}") from None
         return connection
@@ -107,19 +112,20 @@ class Server:
             self._failures = 0
 
     def fail(self, error: Exception) -> bool:
-        """Counts a failure; returns whether the server is down, and closes its idle connections then.
+        """Counts a failure and logs the first of a series; returns whether the server is down.
 
-        A late reply alone means nothing if others came: rows of all requests would be lost until the server
-        is asked again, which is many times as many. Logs the first failure of a series.
+        Fewer than MAX_LATE late replies in a row do not mark it as down, which would lose the rows of all
+        requests until it is retried, many more than the late ones.
         """
         if self.up:
             if not self._failures:
                 log.warning("the remote store at %s failed: %s", self.place, self.reason(error))
             self._failures += 1
             self._failed_s = time.monotonic()
-        self._late += 1
-        if isinstance(error, TimeoutError) and self._late < MAX_LATE:
-            return not self.up
+        if isinstance(error, TimeoutError | RedisTimeoutError):
+            self._late += 1
+            if self._late < MAX_LATE:
+                return not self.up
         self.up = False
         self.close()
         return True
@@ -132,7 +138,7 @@ class Server:
         """Marks the server as up if it answers, else raises OSError."""
         if not self.up:
             self._ask(timeout_s, ("PING",))
-            # one that answers this but no requests for rows would cost so many of them each time
+            # its next late reply marks it as down: it may answer PING but no requests for rows
             self._late = MAX_LATE - 1
             self.up = True
 

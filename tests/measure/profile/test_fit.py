@@ -97,14 +97,19 @@ def test_isotonic_has_the_least_absolute_deviation(values: list[int], data: st.D
     assert got == pytest.approx((weights * np.abs(rising - x)).sum(axis=1).min())
 
 
-def test_batches_beyond_a_flat_end_take_longer() -> None:
+@pytest.mark.parametrize("last_s", [0.9e-3, 1e-3, 1.001e-3, 1.02e-3])
+def test_batches_beyond_a_flat_end_take_longer(last_s: float) -> None:
     """Sizes up to 512, the last two as slow: a plan accepted requests of 4,096 rows at the time of 256."""
-    model = fit(
-        [point(1, 0.5e-3, 0.6e-3), point(128, 0.7e-3, 0.9e-3), *(point(n, 1e-3, 1.4e-3) for n in (256, 512))]
-    )
-    assert model.median(512) == 1e-3
+    first = [point(1, 0.5e-3, 0.6e-3), point(128, 0.7e-3, 0.9e-3), point(256, 1e-3, 1.4e-3)]
+    model = fit([*first, point(512, last_s, 1.4e-3)])
+    assert model.median(512) == pytest.approx(last_s, rel=0.06)
     assert model.median(4096) > 4e-3
     assert model.tail(4096) > model.median(4096)
+
+
+def test_batches_beyond_a_rising_end_follow_its_slope() -> None:
+    model = fit([point(rows, 1e-3 + 1e-6 * rows, 2e-3 + 1e-6 * rows) for rows in (1, 128, 256, 512)])
+    assert model.median(4096) == pytest.approx(1e-3 + 4096e-6)
 
 
 def test_one_disturbed_size_does_not_move_the_others() -> None:

@@ -74,7 +74,8 @@ def test_a_profile_has_every_size_with_its_percentiles(profile: Profile) -> None
         assert point.p50_s <= point.max_s
         assert point.samples >= 1
     assert path.latency.rows[0] == 1
-    assert path.latency.rows[-1] == 32
+    # twice the largest if its time is that of the size before it
+    assert path.latency.rows[-1] in (32, 64)
     assert path.error is not None
 
 

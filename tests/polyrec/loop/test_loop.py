@@ -207,7 +207,7 @@ def test_a_failed_training_is_tried_again_later_and_later(copied: Copied, days: 
     assert looped.until("published").attempts == 0
 
 
-def test_a_full_disk_ends_no_loop_which_goes_on_when_there_is_room(
+def test_a_loop_survives_a_full_disk_and_continues_when_there_is_room(
     copied: Copied, days: Sequence[pa.Table]
 ) -> None:
     looped = copied()
@@ -217,12 +217,12 @@ def test_a_full_disk_ends_no_loop_which_goes_on_when_there_is_room(
         before = looped.folder.last()
         resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
         try:
-            assert looped.loop.advance_on_any_disk() == 30.0
+            assert looped.loop.advance_or_wait() == 30.0
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         # neither the next iteration's first record nor its check's
         assert looped.folder.last() == before
-        looped.loop.advance_on_any_disk()
+        looped.loop.advance_or_wait()
     assert (
         looped.said.count(f"'{looped.folder.path}' cannot be used and will be tried again: File too large")
         == 2

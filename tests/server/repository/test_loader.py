@@ -138,7 +138,8 @@ def test_log_lines_name_the_model(folder: Path, tmp_path: Path) -> None:
         assert http.post(f"{MODELS}/b/load").status_code == 200
         assert http.post("/v1/admin/routing", json={}).status_code == 200
     lines = file.read_text().splitlines()
-    for part in ("new plan served", "reload by", "is back", "repository unload by", "repository load by"):
+    loading = ("model 'b' is unloaded", "repository unload by", "model 'b' is loaded", "repository load by")
+    for part in ("new plan served", "reload by", "is back", *loading):
         assert [line for line in lines if part in line and " model=b" in line], part
     assert all(" model=a" in line for line in lines if "routing" in line)
     assert " model=" not in next(line for line in lines if "the server has ended" in line)

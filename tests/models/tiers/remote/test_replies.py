@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import threading
 from collections.abc import Iterator
@@ -154,6 +155,21 @@ def test_one_late_reply_among_others_takes_no_server_out(server: RedisServer) ->
     tier._cluster.fail(late.requests[0].part.server, TimeoutError("timed out"))
     assert not tier.up
     tier.close()
+
+
+def test_one_late_login_takes_no_server_out(tmp_path: Path) -> None:
+    """A late reply closes its connection, and the next one waits for the reply to AUTH."""
+    server = RedisServer(tmp_path, "--requirepass", "secret")
+    tier = RemoteTier(server.url, ["a"], FALLBACK, timeout_s=0.05, login=Login(None, "secret"))
+    server.signal(signal.SIGSTOP)
+    for _ in range(MAX_LATE):
+        assert tier.up
+        assert not tier.receive(tier.send(ZEROS, IDS))[1].any()
+    assert not tier.up
+    server.signal(signal.SIGCONT)
+    wait_until(lambda: tier.up, "the store is not asked again")
+    tier.close()
+    server.kill()
 
 
 def test_a_dead_server_to_which_another_redirects_is_a_line_a_minute(
