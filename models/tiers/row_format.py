@@ -68,5 +68,6 @@ class RowFormat:
         else:
             numbers = np.ascontiguousarray(rows[:, :2]).view(np.uint16)
         # without the sign, bits ascend with magnitude, and NaN's are the greatest
-        found: NDArray[np.bool_] = ((numbers & 0x7FFF) < (127 + MAX_EXPONENT) << 7).all(1)
+        below: NDArray[np.bool_] = (numbers & 0x7FFF) < (127 + MAX_EXPONENT) << 7
+        found: NDArray[np.bool_] = np.logical_and.reduce(below, axis=1)
         return found
