@@ -166,6 +166,14 @@ def _parse(
     return raw
 
 
+def refuse_newer(raw: dict[str, Any], newest: int, what: str, error: type[PolyrecError], remedy: str) -> None:
+    """Raises `error` if a file's version is above the newest one that this code reads. remedy: what to do."""
+    if isinstance(version := raw.get("version"), int) and version > newest:
+        raise error(
+            f"{what}: version {version} is of a newer Polyrec, this one reads 1 to {newest}; {remedy}"
+        )
+
+
 def validate_as(kind: type[Model], raw: object, what: str, error: type[PolyrecError]) -> Model:
     """Validates parsed data as a model. Raises `error` with one line."""
     try:

@@ -15,7 +15,15 @@ from pydantic import Field, model_validator
 
 from polyrec.models.dlrm.precision import DensePrecision
 from polyrec.models.errors import PolyrecError
-from polyrec.models.files import MAX_SERVED_BYTES, Strict, parse_json, read_json, validate_as, write_text
+from polyrec.models.files import (
+    MAX_SERVED_BYTES,
+    Strict,
+    parse_json,
+    read_json,
+    refuse_newer,
+    validate_as,
+    write_text,
+)
 from polyrec.models.runtimes.registry import RuntimeName
 from polyrec.planner.expected import Expected
 from polyrec.planner.latency_model import LatencyModel
@@ -282,12 +290,8 @@ def parse_plan(content: bytes, what: str) -> Plan:
 def _validated(raw: dict[str, Any], what: str) -> Plan:
     if "machine" in raw:
         raise PlanError(f"{what}: it is a profile, of which `polyrec plan --profile FILE` makes a plan")
-    if isinstance(version := raw.get("version"), int) and version > NEWEST:
-        raise PlanError(
-            f"{what}: version {version} is of a newer Polyrec, this one reads 1 to {NEWEST}; "
-            "plan again with this one"
-        )
-    if version in (1, 2):
+    refuse_newer(raw, NEWEST, what, PlanError, "plan again with this one")
+    if raw.get("version") in (1, 2):
         raw.pop("expected", None)  # in correct predictions
     return validate_as(Plan, raw, what, PlanError)
 

@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from polyrec.models.errors import PolyrecError
-from polyrec.models.files import Strict, read_json, validate_as, write_text
+from polyrec.models.files import Strict, read_json, refuse_newer, validate_as, write_text
 from polyrec.planner.devices import Machine
 from polyrec.planner.latency_model import LatencyModel
 from polyrec.planner.plan import LaneKind, PlannedPath
@@ -156,11 +156,7 @@ def load_profile(file: str | Path) -> Profile:
         raw = read_json(Path(file), what, ProfileError)
     except FileNotFoundError:
         raise ProfileError(f"no profile '{file}'; make one: polyrec profile BUNDLE --out {file}") from None
-    if isinstance(raw, dict) and isinstance(version := raw.get("version"), int) and version > NEWEST:
-        raise ProfileError(
-            f"{what}: version {version} is of a newer Polyrec, this one reads 1 to {NEWEST}; "
-            "profile again with this one"
-        )
+    refuse_newer(raw, NEWEST, what, ProfileError, "profile again with this one")
     profile = validate_as(Profile, _upgraded(raw), what, ProfileError)
     beside = Path(file).parent
     paths = tuple(
