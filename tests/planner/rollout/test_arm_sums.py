@@ -62,3 +62,9 @@ def test_merged_sums_are_those_of_joined_records(one: list[float], other: list[f
 
 def test_an_arm_without_answers_has_no_quantile() -> None:
     assert sums_of(ArmRecords(failed=2)).quantile_s(0.5) is None
+
+
+def test_a_quantile_is_within_the_resolution() -> None:
+    took_s = np.random.default_rng(1).gamma(4, 5e-4, 4000)
+    p95_s = sums_of(ArmRecords(took_s.tolist())).quantile_s(0.95)
+    assert p95_s == pytest.approx(float(np.quantile(took_s, 0.95)), rel=0.06)
