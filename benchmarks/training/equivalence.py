@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from benchmarks.command import PUBLIC, command_parser, save, saved, today
-from polyrec.cli.train_workers import local_environment
+from polyrec.cli.train.train_workers import local_environment
 from polyrec.loadtest.machine import processor
 from polyrec.models.bundle.bundle import load_bundle
 from polyrec.models.data.encoded import EncodedRows, encode

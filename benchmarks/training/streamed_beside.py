@@ -34,7 +34,7 @@ import yaml
 
 from benchmarks.command import ROOT, command_parser, save, today
 from benchmarks.training.streamed import BATCH_ROWS, ITEMS, USERS, anonymous_bytes, schema_of
-from polyrec.cli.train_workers import local_environment
+from polyrec.cli.train.train_workers import local_environment
 from polyrec.loadtest.machine import processor
 from polyrec.models.allocator import retain_freed_memory
 from polyrec.models.data.reader import open_data
