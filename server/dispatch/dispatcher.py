@@ -20,7 +20,7 @@ from polyrec.planner.routing.sharing.pools import LanePlace
 from polyrec.server.clock import clock
 from polyrec.server.codecs.rows import Rows
 from polyrec.server.dispatch.answer import Outbox, Pending, QueryPayload, fail
-from polyrec.server.dispatch.cold_rows import ColdRows, SeenQueries
+from polyrec.server.dispatch.cold_rows import ColdRows, LookedUpQueries
 from polyrec.server.dispatch.control_loop import ControlLoop
 from polyrec.server.dispatch.executor import ExecutionPath, Executor
 from polyrec.server.dispatch.observer import Observer
@@ -55,7 +55,7 @@ class Dispatcher:
         self.cold_rows = cold_rows
         self._arrived: list[Query] = []
         """New queries whose rows have not been looked up yet; used only with `cold_rows`."""
-        self._to_read: list[tuple[SeenQueries, list[Query]]] = []
+        self._to_read: list[tuple[LookedUpQueries, list[Query]]] = []
         """Held queries whose reads have not started yet."""
         self._last_path: int | None = None
         self._scheduled: asyncio.Handle | None = None
@@ -154,25 +154,25 @@ class Dispatcher:
         """Looks up the rows of newly arrived queries, and holds those with rows that are not in memory."""
         arrived = [query for query in self._arrived if not query.settled]
         self._arrived.clear()
-        for seen in cold_rows.look_up(self._last_path, arrived):
-            for query in seen.queries:
-                query.payload.seen = seen
+        for looked_up in cold_rows.look_up(self._last_path, arrived):
+            for query in looked_up.queries:
+                query.payload.looked_up = looked_up
             held = []
-            for query, misses in seen.cold.items():
+            for query, misses in looked_up.cold.items():
                 rejected = self.router.hold(query, misses, clock())
                 if rejected is None:
                     held.append(query)
                 else:
                     fail(query, rejection(rejected.reason, rejected.retry_header_s))
             if held:
-                self._to_read.append((seen, held))
+                self._to_read.append((looked_up, held))
 
     def _read_rows(self, cold_rows: ColdRows) -> None:
         """Starts the reads for held queries; called after hot queries were handed to the lanes."""
-        for seen, held in self._to_read:
+        for looked_up, held in self._to_read:
             waiting = [query for query in held if not query.settled]
             if waiting:
-                cold_rows.read(seen, waiting, self._rows_read)
+                cold_rows.read(looked_up, waiting, self._rows_read)
         self._to_read.clear()
 
     def _rows_read(self, query: Query, took_s: ReadSeconds) -> None:

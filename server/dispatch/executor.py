@@ -20,7 +20,7 @@ from polyrec.planner.routing.query import Dispatch, Part, Query
 from polyrec.planner.routing.router import Router
 from polyrec.server.clock import clock
 from polyrec.server.dispatch.answer import fail
-from polyrec.server.dispatch.cold_rows import SeenQueries
+from polyrec.server.dispatch.cold_rows import LookedUpQueries
 from polyrec.server.dispatch.control_loop import ControlLoop
 from polyrec.server.dispatch.observer import ExecutedBatch, Observer
 from polyrec.server.dispatch.parts import encode_parts, scatter
@@ -284,15 +284,15 @@ class Executor:
         scatter(dispatch, parts, probabilities, took_s, lost, active.encode_s)
         self.observer.batch_executed(
             ExecutedBatch(
-                lane,
-                dispatch.path,
-                batch,
-                len(parts),
-                active.encode_s,
-                executed.embed_s,
-                executed.dense_s,
-                took_s,
-                None if batch_view is None else batch_view.encoder,
+                lane=lane,
+                path=dispatch.path,
+                batch=batch,
+                queries=len(parts),
+                encode_s=active.encode_s,
+                embed_s=executed.embed_s,
+                dense_s=executed.dense_s,
+                took_s=took_s,
+                encoder=None if batch_view is None else batch_view.encoder,
             )
         )
 
@@ -320,12 +320,14 @@ def _add_fetched(batch_view: BatchView, parts: Sequence[Part]) -> None:
     """Adds the remote rows that were prefetched for its queries to a batch's view."""
     fetched = {}
     for part in parts:
-        seen: SeenQueries | None = part.query.payload.seen
-        if seen is None or part.query not in seen.holding or seen.stack is not batch_view.stack:
+        looked_up: LookedUpQueries | None = part.query.payload.looked_up
+        if looked_up is None or looked_up.stack is not batch_view.stack:
+            continue
+        if part.query not in looked_up.view_users:
             continue
         # row numbers are only valid in the order in which they were looked up
-        if seen.fetched is not None and seen.view.order == batch_view.entered.order:
-            fetched[id(seen)] = seen.fetched
+        if looked_up.fetched is not None and looked_up.view.order == batch_view.entered.order:
+            fetched[id(looked_up)] = looked_up.fetched
     if fetched:
         batch_view.add(list(fetched.values()))
 
