@@ -117,12 +117,12 @@ class Dispatcher:
         arrival_s: float,
         budget_s: float,
         priority: int = 0,
-        required: bool = False,
+        best_only: bool = False,
         trace: Trace | None = None,
     ) -> Query:
         """Queues a query, whose result comes in `query.payload.answer`.
 
-        required: whether the request insists on the best quality.
+        best_only: whether the request insists on the best quality.
         Raises Overloaded, DeadlinePassed or NotReady if the query is not admitted. The answer may raise
         DeadlinePassed, FeatureError, Invalid, NotReady or Defect.
         """
@@ -133,7 +133,7 @@ class Dispatcher:
             outbox = self._outbox = Outbox(loop)
         if self._shutdown_error is not None:
             raise self._shutdown_error
-        query = Query(rows.rows, arrival_s, arrival_s + budget_s, priority, required)
+        query = Query(rows.rows, arrival_s, arrival_s + budget_s, priority, best_only)
         control = self._control
         control.idle_ticks = 0
         if not control.running:

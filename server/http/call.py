@@ -257,7 +257,7 @@ class Call:
             self._arrival_s,
             self._budget_s if group is None else group.arm.budget_s(self._budget_s),
             options.priority or 0,
-            options.required or False,
+            options.best_only or False,
             self._trace,
         )
         return query
