@@ -65,8 +65,8 @@ class Router:
 
         Above capacity, goodput depends on the time of the core that rejections leave. A query is rejected if
         its deadline has passed, or if the reading round is overloaded and the query would be late. Only for
-        queries without priority or required quality. Its own rows and deadline decide: the size of a
-        body says nothing about its rows, and an earlier rejection only that counting rows may pay.
+        queries without priority or required quality. A query's own rows and deadline decide. That others
+        were rejected in this round only makes it worth the time to count its rows.
 
         rows: None if unknown.
         """

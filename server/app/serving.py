@@ -76,8 +76,8 @@ class OpenPath:
 
 
 @dataclass(frozen=True, slots=True)
-class Generation:
-    """A plan with its open bundles, from which it can be served again (rollback)."""
+class LoadedPlan:
+    """A plan with its open bundles, without paths and lanes; a rollback serves it again."""
 
     plan: Plan
     bundles: Mapping[Path, Bundle]
@@ -112,10 +112,10 @@ class Serving:
         return self.json_decoder.body_limits.max_bytes
 
     @property
-    def generation(self) -> Generation:
+    def loaded_plan(self) -> LoadedPlan:
         """Returns what a rollback needs to serve this generation again after `close`."""
         whole = {path.planned.bundle: path.bundle.at_width(None) for path in self.paths}
-        return Generation(self.plan, whole)
+        return LoadedPlan(self.plan, whole)
 
     def close(self) -> None:
         """Closes the lanes, then the tiers, and cancels waiting queries. May take seconds."""

@@ -136,8 +136,8 @@ class Outbox:
         self._delivered += len(settled)
         self._spent_s += time.thread_time() - began_s
 
-    def spent(self) -> tuple[float, int]:
-        """Returns CPU seconds spent on delivery and the number of answers delivered since the last call."""
+    def take_spent(self) -> tuple[float, int]:
+        """Returns and resets the CPU seconds spent on delivery and the number of answers delivered."""
         spent = self._spent_s, self._delivered
         self._spent_s, self._delivered = 0.0, 0
         return spent

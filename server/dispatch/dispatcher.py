@@ -66,7 +66,7 @@ class Dispatcher:
         """This model's share of lane time and its turns; None unless other models may share the lanes."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._outbox: Outbox | None = None
-        self._control = ControlLoop(router, observer, self._on_tick, self._answering)
+        self._control = ControlLoop(router, observer, self._on_tick, self._take_answering)
         self._executor = Executor(router, lanes, paths, observer, self._control, self._freed, self._deliver)
         self._supervisor = LaneSupervisor(self._lanes, self._lane_restarted)
         self._shutdown_error: RequestError | None = None
@@ -302,9 +302,9 @@ class Dispatcher:
             self._timer = None
         if due_s < math.inf:
             self._timer_s = due_s
-            self._timer = loop.call_later(max(0.0, due_s - clock()), self._due, loop)
+            self._timer = loop.call_later(max(0.0, due_s - clock()), self._due)
 
-    def _due(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _due(self) -> None:
         self._timer = None
         self._schedule_dispatch()
 
@@ -317,8 +317,8 @@ class Dispatcher:
         self._schedule_dispatch()
         return True
 
-    def _answering(self) -> tuple[float, int]:
-        return (0.0, 0) if self._outbox is None else self._outbox.spent()
+    def _take_answering(self) -> tuple[float, int]:
+        return (0.0, 0) if self._outbox is None else self._outbox.take_spent()
 
     def lane_died(self, lane: Lane) -> None:
         """Takes a lane whose process ended out of service and restarts it."""

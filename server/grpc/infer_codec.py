@@ -96,7 +96,7 @@ class GrpcInferCodec:
         return Parsed(rows, form, options, bool(request.model_version), request.id)
 
     def write(self, serving: Serving, parsed: Parsed, answer: Answer, path: OpenPath) -> Reply:
-        form: InferForm = parsed.request
+        form: InferForm = parsed.reply_form
         response = RESPONSE(model_name=serving.model.name, model_version=serving.model.number, id=form.id)
         parameters = response.parameters
         parameters["path"].string_param = path.name

@@ -187,7 +187,7 @@ class Admin:
             new = Plan.model_validate({**plan.model_dump(), **changed}).routing
         except ValidationError as e:
             raise Invalid(one_line(e)) from None
-        engine.route(new)
+        engine.set_routing(new)
         if arguments.default_budget_ms is not None:
             engine.default_budget_s = arguments.default_budget_ms / 1e3
         in_force = {**new.model_dump(), "default_budget_ms": 1e3 * engine.default_budget_s}

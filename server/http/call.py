@@ -58,14 +58,14 @@ BY_BUDGET = (Overloaded.outcome, DeadlinePassed.outcome)
 class Parsed(NamedTuple):
     """A parsed body.
 
-    request: data that `EndpointCodec.write` needs for the reply.
+    reply_form: what the request asks of its reply, for `EndpointCodec.write`.
     options: options found in the body.
     pinned: whether the request names the model's version.
     id: the request's id found in the body.
     """
 
     rows: Rows
-    request: Any = None
+    reply_form: Any = None
     options: RequestOptions = NO_OPTIONS
     pinned: bool = False
     id: str | None = None

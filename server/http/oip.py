@@ -78,7 +78,7 @@ class InferCodec:
 
     def write(self, serving: Serving, parsed: Parsed, answer: Answer, path: OpenPath) -> Reply:
         body, header_bytes = encode(
-            parsed.request,
+            parsed.reply_form,
             answer.probabilities,
             serving.model.name,
             serving.model.number,

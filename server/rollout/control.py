@@ -132,7 +132,7 @@ class RolloutControl:
                 *(
                     traffic,
                     plan,
-                    canary.generation.bundles,
+                    canary.loaded_plan.bundles,
                     public(str(arguments.plan)),
                     by,
                     arguments.bounds,

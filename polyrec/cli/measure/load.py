@@ -5,15 +5,10 @@ from __future__ import annotations
 import argparse
 import os
 
+from polyrec.cli.measure.exit_status import SLO_MISSED
 from polyrec.loadtest.arguments import non_negative_int, positive_float
 
 EXAMPLE = "polyrec load http://127.0.0.1:8000 --bundle runs/demo/table --rate 500 --report out"
-DRIVER_TOO_SLOW = 3
-"""Exit status if the driver itself was late, so that the figures are unreliable; no report is written."""
-SLO_MISSED = 4
-"""Exit status if fewer requests than --slo-share were answered in time."""
-NOTHING_SERVED = 5
-"""Exit status if every request failed for another reason than load (429, 504)."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

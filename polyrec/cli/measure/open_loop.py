@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from polyrec.cli.measure.load import DRIVER_TOO_SLOW, NOTHING_SERVED, SLO_MISSED
+from polyrec.cli.measure.exit_status import DRIVER_TOO_SLOW, NOTHING_SERVED, SLO_MISSED
 from polyrec.cli.measure.load_text import lines
 from polyrec.loadtest.drivers.connection import LoadError, Target
 from polyrec.loadtest.drivers.load import Body, Load, load_of

@@ -144,7 +144,9 @@ def test_tensors_of_several_requests_are_told_apart_by_lengths(served: Served) -
 
 def test_a_row_alone_is_a_list_of_one(served: Served) -> None:
     rows = served.decoder.predict(b'{"instances": [{"price": 80, "item": "x", "last_item": "x"}]}')
-    (given,) = rows.request if isinstance(rows, Columns) and rows.request is not None else [None]
+    assert isinstance(rows, Columns)
+    assert rows.request_features is not None
+    (given,) = rows.request_features
     found = dict(zip([r.name for r in served.schema.request], given.tolist(), strict=True))
     assert found["length"] == found["price_to_minimum"] == found["last_match"] == 1
     assert found["place"] == found["price_order"] == found["price_above_mean"] == found["after_last"] == 0

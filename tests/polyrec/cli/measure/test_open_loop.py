@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from polyrec.cli.main import main
-from polyrec.cli.measure.load import DRIVER_TOO_SLOW, NOTHING_SERVED, SLO_MISSED
+from polyrec.cli.measure.exit_status import DRIVER_TOO_SLOW, NOTHING_SERVED, SLO_MISSED
 from polyrec.cli.measure.open_loop import bodies
 from polyrec.loadtest.drivers.connection import LoadError
 from tests.forking import start
