@@ -25,7 +25,7 @@ from polyrec.models.schema.encoder import Encoder
 from polyrec.models.schema.schema import Schema, load_schema
 from polyrec.models.schema.vocabulary import Vocabulary
 from polyrec.models.training.pipeline import Learner
-from polyrec.models.training.recipe import Recipe, Training
+from polyrec.models.training.recipe import Recipe, RecipeFile
 
 ROOT = Path(__file__).parent.parent
 
@@ -129,7 +129,7 @@ def clicks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def bundle_dir(clicks: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small real bundle, trained on `clicks` in a few seconds; read only."""
     schema = load_schema("trivago")
-    training = Training(
+    training = RecipeFile(
         architecture=Architecture(width=8, bottom=(16,), top=(32,), interaction="dot"),
         recipe=Recipe(
             epochs=1,
@@ -158,7 +158,7 @@ def bundle(bundle_dir: Path) -> Bundle:
 def nested(clicks: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     """A small bundle of nested widths 4 and 8, trained on `clicks` in a few seconds; read only."""
     schema = load_schema("trivago")
-    training = Training(
+    training = RecipeFile(
         architecture=Architecture(width=8, widths=(4, 8), bottom=(16,), top=(32,)),
         recipe=Recipe(epochs=1, batch_rows=256, hide=0.5, hide_from_rows=100, sparse_lr=0.2),
     )

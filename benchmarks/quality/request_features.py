@@ -40,7 +40,7 @@ from polyrec.models.schema.popularity import calibrate
 from polyrec.models.schema.schema import Schema, Split, load_schema
 from polyrec.models.training import source
 from polyrec.models.training.pipeline import Learner
-from polyrec.models.training.recipe import default_training
+from polyrec.models.training.recipe import default_recipe_file
 from polyrec.models.training.trainer import History, predict, refit
 from polyrec.models.training.unseen import id_dropout, lookups_to_hide
 from polyrec.planner.plan import Limits
@@ -95,7 +95,7 @@ def variants() -> dict[str, tuple[Schema, dict[str, Any]]]:
 
 def learn(data: Path, schema: Schema, changes: dict[str, Any], out: Path) -> Bundle:
     """Trains a bundle with trivago's recipe."""
-    training = default_training(schema).with_recipe(changes)
+    training = default_recipe_file(schema).with_recipe(changes)
     return Learner(open_data(data, schema), schema, training).learn(out)
 
 
@@ -158,7 +158,9 @@ def measured(path: Path, choice: RecipeChoice, seed: int) -> Quality:
     request = tuple(r for r in shipped.request if r.name not in choice.without)
     split = Split(rule="column", columns=("part",))
     schema = Schema.model_validate(shipped.model_dump() | {"request": request, "split": split})
-    training = default_training(schema).with_recipe({**choice.recipe, "seed": seed}).with_shape(choice.shape)
+    training = (
+        default_recipe_file(schema).with_recipe({**choice.recipe, "seed": seed}).with_shape(choice.shape)
+    )
     learner, recipe = Learner(open_data(path, schema), schema, training), training.recipe
     splitter = fit_splitter(learner.reader, schema)
     encoder = learner.encoder_of(splitter, (TRAIN,))

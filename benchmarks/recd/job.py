@@ -32,7 +32,7 @@ from polyrec.models.schema.encoder import Encoder
 from polyrec.models.schema.popularity import calibrate, load_calibration
 from polyrec.models.schema.schema import load_schema
 from polyrec.models.training.pipeline import measure_widths
-from polyrec.models.training.recipe import Recipe, default_training
+from polyrec.models.training.recipe import Recipe, default_recipe_file
 from polyrec.models.training.source import Rows
 from polyrec.models.training.stepper import Stepper
 from polyrec.models.training.trainer import fit, refit
@@ -116,7 +116,7 @@ def read(job: Job) -> dict[str, Any]:
 
 
 def model_of(job: Job, encoder: Encoder) -> DLRM:
-    training = default_training(encoder.schema)
+    training = default_recipe_file(encoder.schema)
     shape = training.architecture
     torch.manual_seed(job.seed)
     representation = training.representation(job.kind, encoder.vocabularies)
@@ -130,7 +130,7 @@ def model_of(job: Job, encoder: Encoder) -> DLRM:
 def recipe_of(job: Job) -> Recipe:
     """Returns the shipped recipe with the job's changes."""
     changes = {name: getattr(job, name) for name in ("by_request", "seed", "hide", "batch_rows")}
-    recipe = default_training(load_schema("trivago")).recipe
+    recipe = default_recipe_file(load_schema("trivago")).recipe
     return recipe.model_copy(update={k: v for k, v in changes.items() if v is not None})
 
 

@@ -31,7 +31,7 @@ from polyrec.models.training.tiers.stage import ResidentStage
 from polyrec.models.training.workers.workers import Workers
 
 FIT, REFIT = "fit", "refit"
-"""Names of the trainings that checkpoints and records tell apart."""
+"""Names of the runs of a training: on training rows, and again with the validation rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class History:
 class StepReport:
     """A completed step of a training, one of `total`.
 
-    rows: rows in its batch. check: the last one, if any. learning_rate: of the net. training: FIT or REFIT.
+    rows: rows in its batch. check: the last one, if any. learning_rate: of the net. run: FIT or REFIT.
     """
 
     step: int
@@ -75,7 +75,7 @@ class StepReport:
     loss: float
     check: Check | None = None
     learning_rate: float = 0.0
-    training: str = FIT
+    run: str = FIT
 
 
 Progress = Callable[[StepReport], None]

@@ -166,11 +166,11 @@ def _train(out: Path, clicks: Path, schema: Schema, say: Say) -> tuple[dict[str,
     from polyrec.models.data.split import fit_splitter
     from polyrec.models.data.synthetic.ceiling import best_possible_quality
     from polyrec.models.training.pipeline import Learner
-    from polyrec.models.training.recipe import default_training
+    from polyrec.models.training.recipe import default_recipe_file
 
     reader = open_data(clicks, schema)
     with ProgressBars() as bars:
-        training = default_training(schema).with_shape(SHAPE).with_widths(WIDTHS).with_recipe(RECIPE)
+        training = default_recipe_file(schema).with_shape(SHAPE).with_widths(WIDTHS).with_recipe(RECIPE)
         learner = Learner(reader, schema, training, phase=bars.phase, progress=bars.training)
         bundle = learner.learn(out / "table", replace=True)
     ceiling = best_possible_quality(clicks, fit_splitter(reader, schema)).as_dict()

@@ -38,7 +38,7 @@ from polyrec.models.evaluation.predictions import predict_all
 from polyrec.models.files import write_text
 from polyrec.models.schema.schema import Schema, load_schema
 from polyrec.models.training.pipeline import Learner
-from polyrec.models.training.recipe import default_training
+from polyrec.models.training.recipe import default_recipe_file
 from polyrec.planner.plan import load_plan, save_plan, single_path_plan
 from polyrec.report.page import make_folder
 from polyrec.server.child import start
@@ -111,7 +111,7 @@ def run_loop_demo(out: Path, rows: int, seed: int, say: Say) -> dict[str, Any]:
 def _train_first(day: pa.Table, folder: Path, schema: Schema) -> Path:
     """Trains the first model on the first day; returns its bundle."""
     pq.write_table(day, folder / "day-0.parquet")
-    training = default_training(schema).with_recipe(RECIPE)
+    training = default_recipe_file(schema).with_recipe(RECIPE)
     learner = Learner(open_data(folder / "day-0.parquet", schema), schema, training, baselines=False)
     return learner.learn(folder / "first").path
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from polyrec.models.data.reader import DataReader
     from polyrec.models.dlrm.dlrm import DLRM
     from polyrec.models.dlrm.representation import Representation
-    from polyrec.models.training.recipe import Recipe, Training
+    from polyrec.models.training.recipe import Recipe, RecipeFile
 
     Metrics = dict[str, dict[str, float | int | None]]
 
@@ -54,12 +54,12 @@ def run(args: argparse.Namespace) -> int:
     from polyrec.models.bundle.bundle import load_bundle, require_target, write_bundle
     from polyrec.models.data.reader import open_data
     from polyrec.models.evaluation.feature_drift import keep_reference
-    from polyrec.models.training.recipe import default_training, load_training
+    from polyrec.models.training.recipe import default_recipe_file, load_recipe_file
 
     torch.set_num_threads(1)
     require_target(args.out, args.replace)
     bundle = load_bundle(args.bundle)
-    training = load_training(args.recipe) if args.recipe else default_training(bundle.manifest.schema_)
+    training = load_recipe_file(args.recipe) if args.recipe else default_recipe_file(bundle.manifest.schema_)
     if args.share is not None:
         training = training.with_share(args.share)
     quantized = args.representation in PRECISIONS
@@ -97,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _derived(
-    args: argparse.Namespace, bundle: Bundle, training: Training, bars: ProgressBars
+    args: argparse.Namespace, bundle: Bundle, training: RecipeFile, bars: ProgressBars
 ) -> tuple[DLRM, Representation, float | None]:
     """Returns the model, its representation and, if vectors are fitted, the share of variance explained."""
     from polyrec.models.bundle.derive import quantize_bundle

@@ -115,7 +115,7 @@ class TrainingRecord:
         self._since, self._rows, self._losses = self._clock(), 0, list[float]()
 
     def __call__(self, report: StepReport) -> None:
-        name = report.training
+        name = report.run
         if name != self._training:
             self._training, self._check = name, None
             self._begin()

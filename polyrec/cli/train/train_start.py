@@ -9,7 +9,7 @@ from polyrec.loadtest.arguments import non_negative_int, positive_float
 
 if TYPE_CHECKING:
     from polyrec.models.schema.schema import Schema
-    from polyrec.models.training.recipe import Training
+    from polyrec.models.training.recipe import RecipeFile
     from polyrec.models.training.warm.start import WarmStart
 
 
@@ -81,13 +81,13 @@ def start_of(args: argparse.Namespace) -> tuple[WarmStart | None, Schema]:
     return start, schema
 
 
-def training_of(args: argparse.Namespace, schema: Schema, start: WarmStart | None) -> Training:
+def training_of(args: argparse.Namespace, schema: Schema, start: WarmStart | None) -> RecipeFile:
     """Returns the training of the recipe file; a warm start keeps the bundle's shape and, by default,
     recipe.
     """
-    from polyrec.models.training.recipe import default_training, load_training
+    from polyrec.models.training.recipe import default_recipe_file, load_recipe_file
 
-    training = load_training(args.recipe) if args.recipe else default_training(schema)
+    training = load_recipe_file(args.recipe) if args.recipe else default_recipe_file(schema)
     if start is None:
         return training
     recipe = training.recipe if args.recipe else start.recipe() or training.recipe

@@ -7,7 +7,7 @@ import pytest
 
 from polyrec.cli.main import main
 from polyrec.models.bundle.bundle import load_bundle
-from polyrec.models.training.recipe import load_training
+from polyrec.models.training.recipe import load_recipe_file
 
 SMALL = "{architecture: {width: 4, bottom: [8], top: [8], interaction: cat}, recipe: {epochs: 1}}"
 
@@ -27,7 +27,7 @@ def test_the_search_leaves_a_recipe_and_its_log_beside_the_bundle(
     result = json.loads(capsys.readouterr().out)
     assert {"test", "validation", "constant", "logistic"} <= set(result["metrics"])
     manifest = load_bundle(tmp_path / "table").manifest
-    found = load_training(tmp_path / "table.recipe.yaml")
+    found = load_recipe_file(tmp_path / "table.recipe.yaml")
     assert manifest.training["recipe"] == found.recipe.model_dump(mode="json")
     assert manifest.architecture == found.architecture
     lines = (tmp_path / "table.search.jsonl").read_text().splitlines()
