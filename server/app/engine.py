@@ -23,13 +23,13 @@ from polyrec.models.bundle.bundle import Bundle, code_version
 from polyrec.models.tiers.stack import TierStack
 from polyrec.models.tiers.updates.changes import Changes
 from polyrec.planner.plan import Plan, Routing
+from polyrec.server.access.access import Access
 from polyrec.server.app.background import run_in_thread, start_task
 from polyrec.server.app.logs import MODEL
 from polyrec.server.app.served_model import ALIAS
 from polyrec.server.app.serving import ENDPOINTS, LoadedPlan, Serving, open_serving
 from polyrec.server.clock import clock
 from polyrec.server.errors import Conflict, NotReady
-from polyrec.server.http.access import Access
 from polyrec.server.live_quality.live import LiveQuality
 from polyrec.server.live_quality.settings import LiveQualitySettings
 from polyrec.server.metrics.metrics import Metrics

@@ -17,9 +17,10 @@ from starlette.types import Scope
 from polyrec.models.errors import FeatureError
 from polyrec.planner.routing.admission.arrival import Arrival
 from polyrec.planner.routing.query import Query
+from polyrec.server.access.access import sender_of
+from polyrec.server.access.tokens import Client
 from polyrec.server.app.engine import Engine
 from polyrec.server.app.serving import OpenPath, Serving
-from polyrec.server.app.tokens import Client
 from polyrec.server.clock import clock
 from polyrec.server.codecs.rows import Rows
 from polyrec.server.dispatch.answer import Answer
@@ -32,7 +33,6 @@ from polyrec.server.errors import (
     RequestError,
     error_response,
 )
-from polyrec.server.http.access import sender_of
 from polyrec.server.http.connection.access_log import AnsweredBy
 from polyrec.server.http.connection.body import ClientGone
 from polyrec.server.http.connection.reply import Reply

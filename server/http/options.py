@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from polyrec.planner.plan import MAX_BUDGET_MS
 from polyrec.planner.routing.query import MAX_PRIORITY
-from polyrec.server.app.tokens import Client, Right
+from polyrec.server.access.tokens import Client, Right
 from polyrec.server.errors import Forbidden, Malformed
 from polyrec.server.http.connection.body import Headers
 

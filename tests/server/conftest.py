@@ -31,9 +31,9 @@ from polyrec.models.schema.vocabulary import ids_of_ranks
 from polyrec.models.training.pipeline import Learner
 from polyrec.models.training.recipe import Recipe, RecipeFile
 from polyrec.planner.plan import Plan, single_path_plan
+from polyrec.server.access.access import Access
 from polyrec.server.app.engine import Engine
 from polyrec.server.child import ServerProcess
-from polyrec.server.http.access import Access
 from polyrec.server.http.admin import Admin
 from polyrec.server.http.app import create_app
 from tests.forking import start, worker

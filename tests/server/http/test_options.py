@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polyrec.server.app.tokens import Client, Right
+from polyrec.server.access.tokens import Client, Right
 from polyrec.server.errors import Forbidden, Malformed
 from polyrec.server.http.options import NO_OPTIONS, RequestOptions, parse_options
 

@@ -24,7 +24,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from polyrec.server.app.tokens import (
+from polyrec.server.access.rates import GuessLimiter, TokenBucket, network_of
+from polyrec.server.access.tokens import (
     ADMIN_VARIABLE,
     ANONYMOUS,
     Allowance,
@@ -37,7 +38,6 @@ from polyrec.server.app.tokens import (
 )
 from polyrec.server.errors import Forbidden, RateLimited, RequestError, Unauthorized
 from polyrec.server.http.options import RequestOptions
-from polyrec.server.http.rates import GuessLimiter, TokenBucket, network_of
 from polyrec.server.metrics.metrics import ACCESS_REASONS, Metrics
 
 log = logging.getLogger("polyrec.access")

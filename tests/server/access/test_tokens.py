@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 import pytest
 
-from polyrec.server.app.tokens import TokensError, load_tokens
+from polyrec.server.access.tokens import TokensError, load_tokens
 
 TOKEN = "0123456789abcdef"
 

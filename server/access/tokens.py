@@ -7,7 +7,7 @@
 
 A client sends its token as `Authorization: Bearer TOKEN`. The file contains either the token or its SHA-256
 (`printf %s TOKEN | sha256sum`), from which a random token (`openssl rand -hex 32`) cannot be recovered.
-Without `anonymous`, predictions require a token. server/http/access.py enforces the file.
+Without `anonymous`, predictions require a token. server/access/access.py enforces the file.
 """
 
 from __future__ import annotations

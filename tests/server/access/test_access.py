@@ -10,11 +10,11 @@ from typing import Any
 import orjson
 import pytest
 
-from polyrec.server.app.tokens import Client, TokensError
+from polyrec.server.access.access import MAX_KNOWN_ADDRESSES, Access, Peer, TokenHolder, sender_of
+from polyrec.server.access.rates import GUESS_BURST
+from polyrec.server.access.tokens import Client, TokensError
 from polyrec.server.errors import Forbidden, RateLimited, Unauthorized
-from polyrec.server.http.access import MAX_KNOWN_ADDRESSES, Access, Peer, TokenHolder, sender_of
 from polyrec.server.http.options import RequestOptions
-from polyrec.server.http.rates import GUESS_BURST
 from polyrec.server.metrics.metrics import Metrics
 
 SHOP, RANKING, ONCALL = "shop-token-0123456789", "ranking-token-0123456789", "on-call-token-0123456789"

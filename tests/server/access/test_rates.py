@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polyrec.server.http.rates import GUESS_BURST, MAX_ADDRESSES, GuessLimiter, TokenBucket, network_of
+from polyrec.server.access.rates import GUESS_BURST, MAX_ADDRESSES, GuessLimiter, TokenBucket, network_of
 
 
 @given(
