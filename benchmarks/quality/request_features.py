@@ -42,7 +42,7 @@ from polyrec.models.training import source
 from polyrec.models.training.pipeline import Learner
 from polyrec.models.training.recipe import default_recipe_file
 from polyrec.models.training.trainer import History, predict, refit
-from polyrec.models.training.unseen import id_dropout, lookups_to_hide
+from polyrec.models.training.unseen import lookups_to_hide, recipe_id_dropout
 from polyrec.planner.plan import Limits
 from polyrec.server.codecs.json_rows import Decoder
 from polyrec.server.codecs.oip_codec import OipCodec
@@ -167,7 +167,7 @@ def measured(path: Path, choice: RecipeChoice, seed: int) -> Quality:
     with learner.encoded(encoder, splitter, (TRAIN, TEST)) as data:
         model, rows = learner.initial_model(encoder), source.Rows(data, data.select(TRAIN))
         steps = recipe.steps_per_epoch(rows.size)
-        hide = id_dropout(recipe, encoder, lookups_to_hide(recipe, encoder, rows), {})
+        hide = recipe_id_dropout(recipe, encoder, lookups_to_hide(recipe, encoder, rows), {})
         history = History((), recipe.epochs * steps, steps, recipe.starts_linear(rows.size))
         refit(model, rows, recipe, history, hide)
         of = data.select(TEST)

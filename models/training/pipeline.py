@@ -50,7 +50,7 @@ from polyrec.models.training.trainer import (
     predict_heads,
     refit,
 )
-from polyrec.models.training.unseen import id_dropout, lookups_to_hide, unseen_shares
+from polyrec.models.training.unseen import lookups_to_hide, recipe_id_dropout, unseen_shares
 from polyrec.models.training.warm.start import WarmStart
 from polyrec.models.training.workers.workers import Workers
 from polyrec.models.version import code_version
@@ -245,7 +245,7 @@ class Learner:
         known = lookups_to_hide(recipe, encoder, training)
         trained = self.start.with_known(encoder, known) if self.start else known
         unseen = unseen_shares(encoder, trained, lookups_to_hide(recipe, encoder, validation))
-        hide = id_dropout(recipe, encoder, known, unseen)
+        hide = recipe_id_dropout(recipe, encoder, known, unseen)
         table = model.stage
         if self.workers:
             model = self.workers.sharded(model, encoder.vocabularies)
@@ -282,7 +282,7 @@ class Learner:
         self, fitted: Fitted, encoder: Encoder, source: RowSource, checkpoints: Checkpoints | None
     ) -> Fitted:
         model, recipe = self.initial_model(encoder, REFIT).to(self.device), self.recipe
-        hide = id_dropout(recipe, encoder, lookups_to_hide(recipe, encoder, source), fitted.unseen)
+        hide = recipe_id_dropout(recipe, encoder, lookups_to_hide(recipe, encoder, source), fitted.unseen)
         table = model.stage
         if self.workers:
             model = self.workers.sharded(model, encoder.vocabularies)

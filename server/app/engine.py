@@ -26,8 +26,9 @@ from polyrec.planner.plan import Plan, Routing
 from polyrec.server.access.access import Access
 from polyrec.server.app.background import run_in_thread, start_task
 from polyrec.server.app.logs import MODEL
+from polyrec.server.app.opening import open_serving
 from polyrec.server.app.served_model import ALIAS
-from polyrec.server.app.serving import ENDPOINTS, LoadedPlan, Serving, open_serving
+from polyrec.server.app.serving import ENDPOINTS, LoadedPlan, Serving
 from polyrec.server.clock import clock
 from polyrec.server.errors import Conflict, NotReady
 from polyrec.server.live_quality.live import LiveQuality

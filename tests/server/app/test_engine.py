@@ -12,7 +12,7 @@ from polyrec.models.runtimes import open_runtime
 from polyrec.planner.plan import Plan, PlannedPath, Routing, single_path_plan
 from polyrec.planner.routing.latency.latency_table import LatencyTable
 from polyrec.server.app.engine import Engine, LifecycleState
-from polyrec.server.app.serving import MEASURED_ROUNDS, MEASURED_ROWS, model_of_shortest
+from polyrec.server.app.opening import MEASURED_ROUNDS, MEASURED_ROWS, model_of_shortest
 from polyrec.server.clock import clock
 from polyrec.server.errors import NotReady
 
