@@ -53,7 +53,7 @@ class ActiveDispatch:
 
     batch: the batch in the lane.
     batch_view: the batch's view of the tiers, None if the path's rows are all in memory.
-    encoding_s: time at which encoding of the batch began.
+    encode_began_s: time at which encoding of the batch began.
     encode_s: duration of encoding.
     broken: queries that failed alone.
     executed: number of batches that succeeded.
@@ -67,7 +67,7 @@ class ActiveDispatch:
     groups: list[list[Part]]
     batch: Batch | None = None
     batch_view: BatchView | None = None
-    encoding_s: float = 0.0
+    encode_began_s: float = 0.0
     encode_s: float = 0.0
     broken: list[Query] = field(default_factory=list)
     executed: int = 0
@@ -187,13 +187,13 @@ class Executor:
                 batch = batch_view.attach(batch)
         except Exception as e:
             _leave(batch_view)
-            self._broken(lane, active, parts, e)
+            self._retry_or_fail(lane, active, parts, e)
             return parts, None
         if batch is None:
             _leave(batch_view)
             return parts, None
         active.batch_view = batch_view
-        active.batch, active.encoding_s, active.encode_s = batch, start, clock() - start
+        active.batch, active.encode_began_s, active.encode_s = batch, start, clock() - start
         return parts, batch
 
     def _settled(
@@ -209,7 +209,7 @@ class Executor:
             self._died(lane, active)
             return
         if isinstance(result, Exception):
-            self._broken(lane, active, parts, result)
+            self._retry_or_fail(lane, active, parts, result)
         else:
             active.executed += 1
             active.waited_s += result.waited_s
@@ -217,13 +217,13 @@ class Executor:
                 self._scatter(lane, active, parts, result, batch_view)
             except Exception as e:
                 log.exception("a batch of lane %s could not be distributed", self._lanes[lane].name)
-                self._broken(lane, active, parts, e)
+                self._retry_or_fail(lane, active, parts, e)
         if not active.looping:
             self._execute(lane, active)
             self._deliver()
             self.end_executed()
 
-    def _broken(self, lane: int, active: ActiveDispatch, parts: list[Part], error: Exception) -> None:
+    def _retry_or_fail(self, lane: int, active: ActiveDispatch, parts: list[Part], error: Exception) -> None:
         """Retries the parts of a failed group one by one, so that a query that breaks a batch fails alone."""
         if len(parts) > 1:
             active.groups.extend([part] for part in parts)
@@ -278,7 +278,7 @@ class Executor:
                 self._paths[dispatch.path].name,
                 rows,
                 len(parts),
-                StageTimes(active.encoding_s, active.encode_s, executed.embed_s, executed.dense_s, now_s),
+                StageTimes(active.encode_began_s, active.encode_s, executed.embed_s, executed.dense_s, now_s),
             )
         lost = batch_view if batch_view is not None and batch_view.lost else None
         scatter(dispatch, parts, probabilities, took_s, lost, active.encode_s)

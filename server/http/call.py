@@ -46,6 +46,7 @@ from polyrec.server.metrics.error_budget import SLO_MISSES
 from polyrec.server.request_ids import SCOPE_KEY, id_to_join, log_extra
 from polyrec.server.rollout.lane_waits import Waits
 from polyrec.server.rollout.traffic import ArmGroup, RolloutTraffic, fits
+from polyrec.server.tracing.trace import Moments
 
 log = logging.getLogger("polyrec.http")
 
@@ -367,12 +368,12 @@ class Call:
             self._trace.end(self._moments(end_s), outcome, status, self._rows, self._budget_s)
         return took_s
 
-    def _moments(self, end_s: float) -> tuple[float, float, float, float, float, float]:
-        return (
+    def _moments(self, ended_s: float) -> Moments:
+        return Moments(
             self._arrival_s,
             self._begun_s,
             self._parsed_s,
             self._answered_s,
             self._written_s,
-            end_s,
+            ended_s,
         )
