@@ -44,7 +44,7 @@ from polyrec.models.training.recipe import default_recipe_file
 from polyrec.models.training.trainer import History, predict, refit
 from polyrec.models.training.unseen import lookups_to_hide, recipe_id_dropout
 from polyrec.planner.plan import Limits
-from polyrec.server.codecs.json_rows import Decoder
+from polyrec.server.codecs.json_rows import JsonDecoder
 from polyrec.server.codecs.oip_codec import OipCodec
 from polyrec.server.codecs.rows import Rows
 
@@ -244,7 +244,7 @@ def body_of(queries: Queries, form: str, query: Query) -> tuple[bytes, int | Non
 
 def decoders(schema: Schema, encoder: Encoder) -> dict[str, Callable[[Any], Rows]]:
     """Returns the decoder of each request form."""
-    json_rows, tensors = Decoder(schema, Limits()), OipCodec(schema, Limits(), encoder.vocabularies)
+    json_rows, tensors = JsonDecoder(schema, Limits()), OipCodec(schema, Limits(), encoder.vocabularies)
     return {
         "rank": lambda body: json_rows.rank(body[0]).rows,
         "predict": lambda body: json_rows.predict(body[0]),

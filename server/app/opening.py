@@ -29,7 +29,7 @@ from polyrec.planner.routing.router_state import RouterState
 from polyrec.server.app.served_model import served_model
 from polyrec.server.app.serving import ENDPOINTS, OpenPath, Serving
 from polyrec.server.clock import clock
-from polyrec.server.codecs.json_rows import Decoder
+from polyrec.server.codecs.json_rows import JsonDecoder
 from polyrec.server.codecs.oip_codec import OipCodec
 from polyrec.server.dispatch.dispatcher import Dispatcher
 from polyrec.server.dispatch.executor import ExecutionPath
@@ -120,7 +120,7 @@ def _open(
     openings = _lane_openings(plan, paths, runtimes, stacks, on_death, spare)
     manifest = paths[0].bundle.manifest
     schema = manifest.schema_
-    decoder = Decoder(schema, plan.limits)
+    decoder = JsonDecoder(schema, plan.limits)
     codec = OipCodec(schema, plan.limits, encoders[0].vocabularies)
     # opened last: nothing after this can fail, so nothing has to close them
     lanes = open_lanes(openings)

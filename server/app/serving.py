@@ -15,7 +15,7 @@ from polyrec.models.schema.encoder import Encoder
 from polyrec.planner.latency_model import LatencyModel
 from polyrec.planner.plan import Plan, PlannedPath
 from polyrec.server.app.served_model import ServedModel
-from polyrec.server.codecs.json_rows import Decoder
+from polyrec.server.codecs.json_rows import JsonDecoder
 from polyrec.server.codecs.oip_codec import OipCodec
 from polyrec.server.dispatch.dispatcher import Dispatcher
 from polyrec.server.lanes.lane import Lane
@@ -67,7 +67,7 @@ class Serving:
     paths: tuple[OpenPath, ...]
     lanes: tuple[Lane, ...]
     dispatcher: Dispatcher
-    json_decoder: Decoder
+    json_decoder: JsonDecoder
     oip_codec: OipCodec
     statistics: Statistics
     tiers: TierSet

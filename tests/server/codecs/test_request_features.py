@@ -20,7 +20,7 @@ from polyrec.models.data.reader import open_data
 from polyrec.models.errors import PolyrecError
 from polyrec.models.schema.batch import Batch
 from polyrec.planner.plan import Limits
-from polyrec.server.codecs.json_rows import Decoder
+from polyrec.server.codecs.json_rows import JsonDecoder
 from polyrec.server.codecs.oip_codec import OipCodec
 from polyrec.server.codecs.rows import Columns, Rows, encode
 from polyrec.server.errors import Invalid, Malformed
@@ -39,7 +39,7 @@ class Served:
         ends = np.flatnonzero(np.diff(table["request_id"].to_numpy()))
         self.table = table.slice(0, int(ends[REQUESTS - 1]) + 1).combine_chunks()
         self.queries = Queries(self.table, self.schema, self.encoder)
-        self.decoder = Decoder(self.schema, Limits())
+        self.decoder = JsonDecoder(self.schema, Limits())
         self.codec = OipCodec(self.schema, Limits(), self.encoder.vocabularies)
         self.names = (*self.schema.context.names, *self.schema.candidate.names)
 
