@@ -119,10 +119,10 @@ async def _until(ready: Callable[[], Awaitable[bool]], failure: str) -> None:
         await asyncio.sleep(STEP_S)
 
 
-def _ask(path: Path, command: str) -> str:
+def _ask(path: Path, command: str, timeout_s: float = READY_S) -> str:
     """Returns the answer to one of HAProxy's runtime commands. Raises OSError."""
     with socket.socket(socket.AF_UNIX) as client:
-        client.settimeout(READY_S)
+        client.settimeout(timeout_s)
         client.connect(str(path))
         client.sendall(command.encode() + b"\n")
         client.shutdown(socket.SHUT_WR)  # otherwise the master does not close its side
