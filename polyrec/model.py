@@ -25,7 +25,7 @@ from polyrec.models.runtimes import best_runtime, open_runtime
 from polyrec.models.schema.batch import F32
 from polyrec.models.schema.schema import Schema
 from polyrec.planner.plan import Limits, single_path_plan
-from polyrec.server.codecs.json_rows import Decoder
+from polyrec.server.codecs.json_rows import JsonDecoder
 from polyrec.server.codecs.rows import Columns
 from polyrec.server.errors import RequestError
 
@@ -48,7 +48,7 @@ class Model:
         self.path = plan.paths[0].name
         self._runtime = open_runtime(runtime, bundle, device, precision)
         limits = Limits(max_body_bytes=MAX_BYTES, max_request_rows=MAX_ROWS, max_queued_rows=MAX_ROWS)
-        self._decoder = Decoder(bundle.manifest.schema_, limits)
+        self._decoder = JsonDecoder(bundle.manifest.schema_, limits)
         # calls are serialized, because a runtime reuses its buffers
         self._lock = Lock()
 

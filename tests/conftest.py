@@ -25,7 +25,7 @@ from polyrec.models.schema.encoder import Encoder
 from polyrec.models.schema.schema import Schema, load_schema
 from polyrec.models.schema.vocabulary import Vocabulary
 from polyrec.models.training.pipeline import Learner
-from polyrec.models.training.recipe import Recipe, Training
+from polyrec.models.training.recipe import Recipe, RecipeFile
 
 ROOT = Path(__file__).parent.parent
 
@@ -49,25 +49,25 @@ LONGEST = (
     "tests/server/prediction_log/test_log.py",
     "tests/server/rollout/test_failures.py",
     "tests/polyrec/loop/test_loop.py",
-    "tests/polyrec/cli/test_loop.py",
+    "tests/polyrec/cli/serve/test_loop.py",
     "tests/models/runtimes/test_isolation.py",
     "tests/server/app/test_run.py",
     "tests/server/live_quality/test_live.py",
     "tests/server/app/test_drain.py",
     "tests/loadtest/test_locustfile.py",
-    "tests/polyrec/cli/test_rollout.py",
+    "tests/polyrec/cli/serve/test_rollout.py",
     "tests/server/app/test_processes.py",
     "tests/server/lanes/test_resolving.py",
     "tests/server/lanes/test_process.py",
     "tests/server/grpc/test_rollout.py",
-    "tests/polyrec/cli/test_profile.py",
+    "tests/polyrec/cli/plan/test_profile.py",
     "tests/server/tiers/test_plan_tiers.py",
     "tests/server/rollout/test_live_labels.py",
     "tests/server/grpc/test_service.py",
     "tests/server/test_isolation.py",
     "tests/server/test_served_equals_offline.py",
     "tests/server/grpc/test_listener.py",
-    "tests/polyrec/cli/test_serve.py",
+    "tests/polyrec/cli/serve/test_serve.py",
     "tests/models/training/workers/test_workers.py",
     "tests/server/test_faults.py",
 )
@@ -129,7 +129,7 @@ def clicks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def bundle_dir(clicks: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small real bundle, trained on `clicks` in a few seconds; read only."""
     schema = load_schema("trivago")
-    training = Training(
+    training = RecipeFile(
         architecture=Architecture(width=8, bottom=(16,), top=(32,), interaction="dot"),
         recipe=Recipe(
             epochs=1,
@@ -158,7 +158,7 @@ def bundle(bundle_dir: Path) -> Bundle:
 def nested(clicks: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     """A small bundle of nested widths 4 and 8, trained on `clicks` in a few seconds; read only."""
     schema = load_schema("trivago")
-    training = Training(
+    training = RecipeFile(
         architecture=Architecture(width=8, widths=(4, 8), bottom=(16,), top=(32,)),
         recipe=Recipe(epochs=1, batch_rows=256, hide=0.5, hide_from_rows=100, sparse_lr=0.2),
     )

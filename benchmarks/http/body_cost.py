@@ -34,7 +34,7 @@ from polyrec.models.schema.vocabulary import Vocabulary
 from polyrec.planner.plan import Limits
 from polyrec.server.codecs.body_limits import COUNTED_FROM_BYTES, FULL_VALUES
 from polyrec.server.codecs.json_numbers import ALWAYS_FAST_BYTES
-from polyrec.server.codecs.json_rows import MAX_DIGITS, Decoder
+from polyrec.server.codecs.json_rows import MAX_DIGITS, JsonDecoder
 from polyrec.server.codecs.oip_codec import OipCodec
 from polyrec.server.codecs.rows import Rows
 from polyrec.server.errors import RequestError, error_response
@@ -287,7 +287,7 @@ class Reader:
     """Reads bodies in the same way as the server."""
 
     def __init__(self, schema: Schema, limits: Limits) -> None:
-        self.decoder = Decoder(schema, limits)
+        self.decoder = JsonDecoder(schema, limits)
         self._codec = OipCodec(schema, limits)
         self._encoder = encoder_of(schema)
 

@@ -32,7 +32,7 @@ from polyrec.models.bundle.bundle import Bundle, load_bundle
 from polyrec.models.schema.batch import Batch
 from polyrec.planner.plan import Limits
 from polyrec.report.text import markdown_table
-from polyrec.server.codecs.json_rows import Decoder
+from polyrec.server.codecs.json_rows import JsonDecoder
 from polyrec.server.codecs.oip_codec import OipCodec
 from polyrec.server.codecs.rows import Rows, encode
 from polyrec.server.http.connection.body import Inflater
@@ -79,7 +79,7 @@ class WireResult:
 def formats(bundle: Bundle, queries: Queries) -> dict[str, tuple[Form, Form]]:
     """Returns (ranked, exploded) by name."""
     schema, limits = bundle.manifest.schema_, Limits()
-    decoder, codec = Decoder(schema, limits), OipCodec(schema, limits, bundle.encoder.vocabularies)
+    decoder, codec = JsonDecoder(schema, limits), OipCodec(schema, limits, bundle.encoder.vocabularies)
 
     def infer(request: Request) -> Rows:
         body, headers = request

@@ -30,7 +30,8 @@ from benchmarks.peers.queries import draw, json_body
 from benchmarks.peers.reference import Reference
 from polyrec.models.allocator import retain_freed_memory
 from polyrec.planner.plan import Limits, load_plan
-from polyrec.server.app.serving import Serving, open_serving
+from polyrec.server.app.opening import open_serving
+from polyrec.server.app.serving import Serving
 from polyrec.server.clock import clock
 from polyrec.server.codecs.oip_codec import OipCodec
 from polyrec.server.dispatch.answer import Pending

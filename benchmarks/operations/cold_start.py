@@ -40,7 +40,7 @@ from polyrec.models.schema.schema import Schema, load_schema
 from polyrec.models.tiers.updates.update import TableUpdate
 from polyrec.models.tiers.updates.update_file import encode_update
 from polyrec.models.training.pipeline import Learner
-from polyrec.models.training.recipe import default_training
+from polyrec.models.training.recipe import default_recipe_file
 from polyrec.models.training.warm.start import WarmStart
 from polyrec.server.child import start
 
@@ -115,7 +115,7 @@ def run(data: Path, folder: Path, shares: tuple[float, float], seed: int) -> dic
     parts = [table.filter(pa.array(of_row == i)) for i in range(3)]
     for name, part in zip(("past", "recent"), parts, strict=False):
         pq.write_table(part, folder / f"{name}.parquet")
-    training = default_training(schema).with_recipe({"seed": seed})
+    training = default_recipe_file(schema).with_recipe({"seed": seed})
     old = Learner(open_data(folder / "past.parquet", schema), schema, training, baselines=False).learn(
         folder / "old"
     )

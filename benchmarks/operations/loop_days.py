@@ -46,7 +46,7 @@ from polyrec.models.evaluation.predictions import predict_all
 from polyrec.models.schema.batch import F64
 from polyrec.models.schema.schema import Schema, load_schema
 from polyrec.models.training.pipeline import Learner
-from polyrec.models.training.recipe import default_training
+from polyrec.models.training.recipe import default_recipe_file
 from polyrec.planner.plan import load_plan, save_plan, single_path_plan
 from polyrec.report.text import markdown_table
 
@@ -114,7 +114,7 @@ def replay(
 ) -> dict[str, Any]:
     """Trains on the first day and loops over the others; returns figures by day."""
     pq.write_table(days[0].rows, folder / "first.parquet")
-    training = default_training(schema).with_recipe({"seed": seed})
+    training = default_recipe_file(schema).with_recipe({"seed": seed})
     reader = open_data(folder / "first.parquet", schema)
     first = Learner(reader, schema, training, baselines=False).learn(folder / "first")
     save_plan(single_path_plan(first.path, "table", "onnx"), folder / "plan.json")

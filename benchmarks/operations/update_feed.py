@@ -51,7 +51,7 @@ from polyrec.models.schema.schema import load_schema
 from polyrec.models.tiers.updates.update import TableUpdate
 from polyrec.models.tiers.updates.update_file import encode_update
 from polyrec.models.training.pipeline import Learner
-from polyrec.models.training.recipe import Recipe, Training
+from polyrec.models.training.recipe import Recipe, RecipeFile
 from polyrec.planner.arrivals import arrival_times
 from polyrec.planner.plan import Plan, save_plan
 from polyrec.planner.traffic import Arrivals
@@ -87,7 +87,7 @@ def bundle_in(folder: Path, rows: int, items: int, width: int) -> Bundle:
         schema = load_schema("trivago")
         data = generate(folder / "clicks.parquet", rows, seed=7, items=items, users=items).path
         shape = Architecture(width=width, bottom=(256, 128), top=(512, 256))
-        training = Training(architecture=shape, recipe=Recipe(epochs=1, batch_rows=4096))
+        training = RecipeFile(architecture=shape, recipe=Recipe(epochs=1, batch_rows=4096))
         trained = Learner(open_data(data, schema), schema, training).learn(folder / "trained")
         model, encoder = reserve(trained, {"item": 10_000})
         write_bundle(folder / "bundle", model, trained.manifest.representation, encoder, {}, {})

@@ -41,7 +41,7 @@ from polyrec.models.runtimes.runtime import Runtime
 from polyrec.models.schema.batch import Batch
 from polyrec.models.schema.schema import load_schema
 from polyrec.models.training.pipeline import Learner
-from polyrec.models.training.recipe import default_training
+from polyrec.models.training.recipe import default_recipe_file
 from polyrec.report.text import markdown_table
 
 CANDIDATES = (23, 270, 2048)
@@ -56,7 +56,7 @@ def family(data: str, folder: Path) -> dict[str, Bundle]:
     """Returns a bundle of each representation, trained if it does not exist; and the table with int8 rows."""
     schema = load_schema("trivago")
     reader = open_data(data, schema)
-    training = default_training(schema)
+    training = default_recipe_file(schema)
     kinds: tuple[Kind, ...] = ("table", "dhe", "hybrid")
     bundles: dict[str, Bundle] = {
         kind: trained(folder / kind, Learner(reader, schema, training, kind)) for kind in kinds

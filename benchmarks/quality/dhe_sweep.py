@@ -35,7 +35,7 @@ from polyrec.models.dlrm.representation import Kind
 from polyrec.models.evaluation.metrics import log_loss
 from polyrec.models.schema.batch import F32
 from polyrec.models.training.pipeline import Learner, best_check
-from polyrec.models.training.recipe import Training
+from polyrec.models.training.recipe import RecipeFile
 from polyrec.models.training.source import Rows
 from polyrec.report.text import markdown_table
 
@@ -57,13 +57,13 @@ class Configuration:
     recipe: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def training(self) -> Training:
+    def training(self) -> RecipeFile:
         """The recipe of this configuration."""
-        default = Training().model_dump()
+        default = RecipeFile().model_dump()
         default["architecture"]["width"] = self.width
         default["encoding"] |= self.encoding
         default["recipe"] |= {"epochs": 1, "checks_per_epoch": 2, **self.recipe}
-        return Training.model_validate(default)
+        return RecipeFile.model_validate(default)
 
 
 def _dhe(changes: Mapping[str, Any], **recipe: Any) -> Configuration:
@@ -129,7 +129,7 @@ def encoded_sample(
     path, schema = runs / f"{name}-{ROWS}.parquet", data.schema()
     if not path.exists():
         some_rows(ROWS)(data_root / data.source, path)
-    learner = Learner(open_data(path, schema), schema, Training())
+    learner = Learner(open_data(path, schema), schema, RecipeFile())
     splitter = fit_splitter(learner.reader, schema, learner.phase("split", None))
     encoder = learner.encoder_of(splitter, (TRAIN,))
     with learner.encoded(encoder, splitter, (TRAIN, VALIDATION)) as rows:

@@ -43,7 +43,7 @@ from polyrec.models.evaluation.metrics import evaluate
 from polyrec.models.schema.batch import F32, I64
 from polyrec.models.schema.encoder import Encoder
 from polyrec.models.training.pipeline import Learner
-from polyrec.models.training.recipe import Training
+from polyrec.models.training.recipe import RecipeFile
 from polyrec.models.training.source import Rows
 from polyrec.models.training.trainer import predict
 from polyrec.report.text import markdown_table
@@ -125,9 +125,9 @@ def widened(width: int) -> Architecture:
     )
 
 
-def training_of(case: HybridCase, width: int, seed: int = 0) -> Training:
+def training_of(case: HybridCase, width: int, seed: int = 0) -> RecipeFile:
     """Returns the recipe of a model."""
-    return Training.model_validate(
+    return RecipeFile.model_validate(
         {
             "architecture": widened(width).model_dump(),
             "recipe": {**ONE_EPOCH, "seed": seed},
@@ -159,7 +159,7 @@ class HybridSample:
             source, path = path, folder / "rows.parquet"
             if not path.exists():
                 case.sample(source, path)
-        self._learner = Learner(open_data(path, schema), schema, Training())
+        self._learner = Learner(open_data(path, schema), schema, RecipeFile())
         splitter = fit_splitter(self._learner.reader, schema)
         self._encoder: Encoder = self._learner.encoder_of(splitter, (TRAIN,))
         self._data = self._learner.encoded(self._encoder, splitter, (TRAIN, VALIDATION, TEST))

@@ -34,7 +34,7 @@ from polyrec.models.evaluation.metrics import evaluate
 from polyrec.models.evaluation.predictions import predict_all
 from polyrec.models.schema.schema import load_schema
 from polyrec.models.training.pipeline import Learner
-from polyrec.models.training.recipe import Training, load_training
+from polyrec.models.training.recipe import RecipeFile, load_recipe_file
 from polyrec.report.text import markdown_table
 
 PAGE = ROOT / "docs/results/nested_widths.md"
@@ -45,7 +45,7 @@ FEWER_BITS: dict[str, tuple[Precision, str, DensePrecision]] = {
 }
 
 
-def alone(training: Training, width: int) -> Training:
+def alone(training: RecipeFile, width: int) -> RecipeFile:
     """Returns the recipe of a model of one width: its head, and the mean step size of its columns."""
     shape, recipe = training.architecture, training.recipe
     lr = [
@@ -64,7 +64,9 @@ def quantized(path: Path, source: Bundle, precision: Precision) -> Bundle:
     return write_bundle(path, model, representation, source.encoder, {}, {}, replace=True)
 
 
-def measure(name: str, data: Path, folder: Path, training: Training, seeds: Sequence[int]) -> dict[str, Any]:
+def measure(
+    name: str, data: Path, folder: Path, training: RecipeFile, seeds: Sequence[int]
+) -> dict[str, Any]:
     """Trains and predicts everything; returns the figures of one data set."""
     reader = open_data(data, load_schema(name))
     widths = training.architecture.widths
@@ -72,7 +74,7 @@ def measure(name: str, data: Path, folder: Path, training: Training, seeds: Sequ
     shapes: dict[str, Any] = {}
     with ProgressBars() as bars:
 
-        def learner(training: Training) -> Learner:
+        def learner(training: RecipeFile) -> Learner:
             return Learner(reader, load_schema(name), training, phase=bars.phase)
 
         for seed in seeds:
@@ -154,7 +156,7 @@ def main() -> None:
     args.runs.mkdir(parents=True, exist_ok=True)
     data = args.data_root / "ml1m/ratings.parquet"
     # half the time: models are compared as they were selected, not trained again on the validation rows
-    training = load_training("ml1m").with_recipe({"refit": False})
+    training = load_recipe_file("ml1m").with_recipe({"refit": False})
     found = measure("ml1m", data, args.runs, training, args.seeds)
     report = {"processor": processor(), "ml1m": found}
     save(PAGE.with_suffix(".json"), report)

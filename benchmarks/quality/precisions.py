@@ -35,7 +35,7 @@ from polyrec.models.evaluation.predictions import predict_all
 from polyrec.models.schema.batch import F32
 from polyrec.models.schema.schema import load_schema
 from polyrec.models.training.pipeline import Learner
-from polyrec.models.training.recipe import load_training
+from polyrec.models.training.recipe import load_recipe_file
 
 FORMS: dict[str, tuple[Precision, DensePrecision, str]] = {
     "fp32": ("fp32", "fp32", "onnx"),
@@ -109,7 +109,7 @@ def main() -> None:
         for name in args.data:
             data = args.data_root / PUBLIC[name]
             # half the time: models are compared as they were selected, not trained again on validation rows
-            training, schema = load_training(name).with_recipe({"refit": False}), load_schema(name)
+            training, schema = load_recipe_file(name).with_recipe({"refit": False}), load_schema(name)
             reader = open_data(data, schema)
             learner = Learner(reader, schema, training, args.kind, baselines=False, phase=bars.phase)
             bundle = trained(args.runs / f"{name}-{args.kind}", learner)

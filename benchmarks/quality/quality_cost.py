@@ -43,7 +43,7 @@ from polyrec.models.evaluation.metrics import log_loss, row_losses
 from polyrec.models.evaluation.predictions import predict_all
 from polyrec.models.runtimes import open_runtime
 from polyrec.models.training.pipeline import Learner
-from polyrec.models.training.recipe import Training
+from polyrec.models.training.recipe import RecipeFile
 from polyrec.models.training.search import mean_and_error
 from polyrec.report.chart import LIGHT, Theme, add_legend, log_axis, new_figure, png, style_axes
 from polyrec.report.text import markdown_table
@@ -76,10 +76,10 @@ class Model:
     encoding: Mapping[str, Any] | None = None
 
     @property
-    def training(self) -> Training:
+    def training(self) -> RecipeFile:
         """The recipe."""
         changes = {} if self.encoding is None else {"encoding": self.encoding}
-        return Training.model_validate(
+        return RecipeFile.model_validate(
             {"architecture": self.architecture.model_dump(), "recipe": ONE_EPOCH, **changes}
         )
 

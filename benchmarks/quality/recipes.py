@@ -35,11 +35,11 @@ from polyrec.models.data.synthetic.generator import generate
 from polyrec.models.schema.schema import Categorical, Schema, Split, load_schema
 from polyrec.models.training.baselines import CONSTANT, LOGISTIC
 from polyrec.models.training.pipeline import Learner
-from polyrec.models.training.recipe import Training, load_training
+from polyrec.models.training.recipe import RecipeFile, load_recipe_file
 from polyrec.models.training.search import search_recipe
 from polyrec.report.text import markdown_table
 
-OLD = Training.model_validate(
+OLD = RecipeFile.model_validate(
     {
         "architecture": {"interaction": "dot", "top": [128, 64]},
         "recipe": {
@@ -160,13 +160,13 @@ def measured(name: str, args: argparse.Namespace, found: dict[str, Any]) -> dict
         path, source = args.runs / f"{name}.parquet", path
         if not path.exists():
             data.make(source, path)
-    recipes = {"old default": OLD, "default": Training()}
+    recipes = {"old default": OLD, "default": RecipeFile()}
     if data.recipe:
-        recipes["shipped"] = load_training(data.recipe)
+        recipes["shipped"] = load_recipe_file(data.recipe)
     found = {"what": data.what, "models": {}} | found
     with ProgressBars() as bars:
         learner = Learner(
-            open_data(path, schema), schema, Training(), phase=bars.phase, progress=bars.training
+            open_data(path, schema), schema, RecipeFile(), phase=bars.phase, progress=bars.training
         )
         if args.search and "search" not in found:
             search = search_recipe(learner, args.search)

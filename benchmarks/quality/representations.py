@@ -44,7 +44,7 @@ from polyrec.models.evaluation.metrics import evaluate
 from polyrec.models.evaluation.predictions import Predictions, predict_all
 from polyrec.models.schema.schema import load_schema
 from polyrec.models.training.pipeline import Learner
-from polyrec.models.training.recipe import Training, default_training
+from polyrec.models.training.recipe import RecipeFile, default_recipe_file
 
 DATA = ("trivago", "bookcrossing")
 
@@ -55,12 +55,12 @@ class Plan:
 
     data: str
     reader: DataReader
-    recipe: Training
+    recipe: RecipeFile
     seeds: tuple[int, ...]
     variants: Mapping[str, Variant]
     folder: Path
 
-    def training(self, name: str, seed: int) -> Training:
+    def training(self, name: str, seed: int) -> RecipeFile:
         """Returns the recipe of one run; a derived variant has its source's."""
         variant = self.variants[name]
         if isinstance(variant, Trained):
@@ -205,7 +205,7 @@ def _plans(args: argparse.Namespace, variants: Mapping[str, Variant]) -> list[Pl
     plans = []
     for name in names:
         schema = load_schema(name)
-        recipe = default_training(schema)
+        recipe = default_recipe_file(schema)
         folder = args.runs / ("quick" if args.quick else name)
         path = args.data_root / PUBLIC[name]
         seeds = tuple(range(args.seeds))

@@ -40,11 +40,11 @@ from polyrec.models.schema.popularity import calibrate
 from polyrec.models.schema.schema import Schema, Split, load_schema
 from polyrec.models.training import source
 from polyrec.models.training.pipeline import Learner
-from polyrec.models.training.recipe import default_training
+from polyrec.models.training.recipe import default_recipe_file
 from polyrec.models.training.trainer import History, predict, refit
-from polyrec.models.training.unseen import id_dropout, lookups_to_hide
+from polyrec.models.training.unseen import lookups_to_hide, recipe_id_dropout
 from polyrec.planner.plan import Limits
-from polyrec.server.codecs.json_rows import Decoder
+from polyrec.server.codecs.json_rows import JsonDecoder
 from polyrec.server.codecs.oip_codec import OipCodec
 from polyrec.server.codecs.rows import Rows
 
@@ -95,7 +95,7 @@ def variants() -> dict[str, tuple[Schema, dict[str, Any]]]:
 
 def learn(data: Path, schema: Schema, changes: dict[str, Any], out: Path) -> Bundle:
     """Trains a bundle with trivago's recipe."""
-    training = default_training(schema).with_recipe(changes)
+    training = default_recipe_file(schema).with_recipe(changes)
     return Learner(open_data(data, schema), schema, training).learn(out)
 
 
@@ -158,14 +158,16 @@ def measured(path: Path, choice: RecipeChoice, seed: int) -> Quality:
     request = tuple(r for r in shipped.request if r.name not in choice.without)
     split = Split(rule="column", columns=("part",))
     schema = Schema.model_validate(shipped.model_dump() | {"request": request, "split": split})
-    training = default_training(schema).with_recipe({**choice.recipe, "seed": seed}).with_shape(choice.shape)
+    training = (
+        default_recipe_file(schema).with_recipe({**choice.recipe, "seed": seed}).with_shape(choice.shape)
+    )
     learner, recipe = Learner(open_data(path, schema), schema, training), training.recipe
     splitter = fit_splitter(learner.reader, schema)
     encoder = learner.encoder_of(splitter, (TRAIN,))
     with learner.encoded(encoder, splitter, (TRAIN, TEST)) as data:
         model, rows = learner.initial_model(encoder), source.Rows(data, data.select(TRAIN))
         steps = recipe.steps_per_epoch(rows.size)
-        hide = id_dropout(recipe, encoder, lookups_to_hide(recipe, encoder, rows), {})
+        hide = recipe_id_dropout(recipe, encoder, lookups_to_hide(recipe, encoder, rows), {})
         history = History((), recipe.epochs * steps, steps, recipe.starts_linear(rows.size))
         refit(model, rows, recipe, history, hide)
         of = data.select(TEST)
@@ -242,7 +244,7 @@ def body_of(queries: Queries, form: str, query: Query) -> tuple[bytes, int | Non
 
 def decoders(schema: Schema, encoder: Encoder) -> dict[str, Callable[[Any], Rows]]:
     """Returns the decoder of each request form."""
-    json_rows, tensors = Decoder(schema, Limits()), OipCodec(schema, Limits(), encoder.vocabularies)
+    json_rows, tensors = JsonDecoder(schema, Limits()), OipCodec(schema, Limits(), encoder.vocabularies)
     return {
         "rank": lambda body: json_rows.rank(body[0]).rows,
         "predict": lambda body: json_rows.predict(body[0]),

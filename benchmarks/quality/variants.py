@@ -16,9 +16,9 @@ from polyrec.models.dlrm.dlrm import DLRM
 from polyrec.models.dlrm.precision import DensePrecision, Precision
 from polyrec.models.dlrm.representation import Kind, Representation
 from polyrec.models.training.distill import Regression, distill
-from polyrec.models.training.recipe import Training
+from polyrec.models.training.recipe import RecipeFile
 
-Derive = Callable[[Bundle, Training], tuple[DLRM, Representation]]
+Derive = Callable[[Bundle, RecipeFile], tuple[DLRM, Representation]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ def hot(source: str, rows: int) -> Derived:
 def distilled(source: str, kind: Kind, steps: int) -> Derived:
     """Returns a bundle of another kind, fitted to the source's rows."""
 
-    def by(bundle: Bundle, training: Training) -> tuple[DLRM, Representation]:
+    def by(bundle: Bundle, training: RecipeFile) -> tuple[DLRM, Representation]:
         representation = training.representation(kind, bundle.encoder.vocabularies)
         model, _ = distill(bundle, representation, Regression(steps=steps, seed=training.recipe.seed))
         return model, representation

@@ -32,11 +32,11 @@ from polyrec.models.schema.encoder import Encoder
 from polyrec.models.schema.popularity import calibrate, load_calibration
 from polyrec.models.schema.schema import load_schema
 from polyrec.models.training.pipeline import measure_widths
-from polyrec.models.training.recipe import Recipe, default_training
+from polyrec.models.training.recipe import Recipe, default_recipe_file
 from polyrec.models.training.source import Rows
 from polyrec.models.training.stepper import Stepper
 from polyrec.models.training.trainer import fit, refit
-from polyrec.models.training.unseen import id_dropout
+from polyrec.models.training.unseen import recipe_id_dropout
 
 STATUS = Path("/proc/self/status")
 
@@ -116,7 +116,7 @@ def read(job: Job) -> dict[str, Any]:
 
 
 def model_of(job: Job, encoder: Encoder) -> DLRM:
-    training = default_training(encoder.schema)
+    training = default_recipe_file(encoder.schema)
     shape = training.architecture
     torch.manual_seed(job.seed)
     representation = training.representation(job.kind, encoder.vocabularies)
@@ -130,7 +130,7 @@ def model_of(job: Job, encoder: Encoder) -> DLRM:
 def recipe_of(job: Job) -> Recipe:
     """Returns the shipped recipe with the job's changes."""
     changes = {name: getattr(job, name) for name in ("by_request", "seed", "hide", "batch_rows")}
-    recipe = default_training(load_schema("trivago")).recipe
+    recipe = default_recipe_file(load_schema("trivago")).recipe
     return recipe.model_copy(update={k: v for k, v in changes.items() if v is not None})
 
 
@@ -144,7 +144,7 @@ def train(job: Job) -> dict[str, Any]:
     encoder = Encoder(schema, found.vocabularies, found.standards)
     before = forget()
     data = encode(reader, encoder, splitter, (TRAIN,), share=job.share)
-    hide = id_dropout(recipe, encoder, {}, {})
+    hide = recipe_id_dropout(recipe, encoder, {}, {})
     counted = Counted(data)
     run = iter(Stepper(model_of(job, encoder), Rows(counted, data.select(TRAIN)), recipe, 1_000_000, hide))
     losses = [next(run).loss for _ in range(10)]
@@ -177,12 +177,12 @@ def quality(job: Job) -> dict[str, Any]:
         return encoder, encode(reader, encoder, splitter, (TRAIN, VALIDATION), share=job.share)
 
     encoder, data = encoded((TRAIN,))
-    hide = id_dropout(recipe, encoder, {}, {})
+    hide = recipe_id_dropout(recipe, encoder, {}, {})
     training, validation = (Rows(data, data.select(which)) for which in (TRAIN, VALIDATION))
     history = fit(model_of(job, encoder), training, validation, recipe, hide)
     data.close()
     encoder, data = encoded((TRAIN, VALIDATION))
-    hide = id_dropout(recipe, encoder, {}, {})
+    hide = recipe_id_dropout(recipe, encoder, {}, {})
     model = model_of(job, encoder)
     refit(model, Rows(data, data.select(TRAIN, VALIDATION)), recipe, history, hide)
     data.close()

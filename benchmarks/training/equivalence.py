@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from benchmarks.command import PUBLIC, command_parser, save, saved, today
-from polyrec.cli.train_workers import local_environment
+from polyrec.cli.train.train_workers import local_environment
 from polyrec.loadtest.machine import processor
 from polyrec.models.bundle.bundle import load_bundle
 from polyrec.models.data.encoded import EncodedRows, encode
@@ -40,7 +40,7 @@ from polyrec.models.dlrm.dlrm import DLRM
 from polyrec.models.schema.batch import I64, Batch, Block
 from polyrec.models.schema.schema import load_schema
 from polyrec.models.training.pipeline import Learner
-from polyrec.models.training.recipe import default_training
+from polyrec.models.training.recipe import default_recipe_file
 from polyrec.models.training.source import Rows
 from polyrec.models.training.stepper import Stepper, loss_of_heads
 from polyrec.models.training.workers.group import WorkerGroup
@@ -125,7 +125,7 @@ def gradients(name: str, file: Path) -> None:
     """Runs as one of two workers; worker 0 prints the differences by precision and form."""
     torch.set_num_threads(1)
     schema, reader = load_schema(name), open_data(file, load_schema(name))
-    training = default_training(schema)
+    training = default_recipe_file(schema)
     learner = Learner(reader, schema, training)
     splitter = fit_splitter(reader, schema)
     encoder = learner.encoder_of(splitter, (TRAIN,))
@@ -180,7 +180,7 @@ def trained(
 ) -> dict[str, Any]:
     """Trains with the command; returns the bundle's version, test metrics and table bytes."""
     changes = {"refit": False} | ({"batch_rows": batch_rows, "epochs": 1} if batch_rows else {})
-    training = default_training(load_schema(name)).with_recipe(changes)
+    training = default_recipe_file(load_schema(name)).with_recipe(changes)
     recipe, out = folder / "recipe.yaml", folder / "bundle"
     recipe.write_text(yaml.safe_dump(training.model_dump(mode="json")))
     options = [str(memory) if word == "MEMORY" else word for word in WAYS[way]]

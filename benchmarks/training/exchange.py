@@ -40,7 +40,7 @@ from polyrec.models.dlrm.dlrm import Architecture
 from polyrec.models.schema.encoder import Encoder
 from polyrec.models.schema.schema import load_schema
 from polyrec.models.training.pipeline import Learner
-from polyrec.models.training.recipe import Recipe, Training, default_training
+from polyrec.models.training.recipe import Recipe, RecipeFile, default_recipe_file
 from polyrec.models.training.source import Rows
 from polyrec.models.training.stepper import Step, Stepper
 from polyrec.models.training.trainer import start_at_base_rate
@@ -69,10 +69,10 @@ INTERFACES = ("polyrec0", "polyrec1")
 ADDRESSES = ("10.231.7.1", "10.231.7.2")
 
 
-def zipf_training(batch_rows: int, precision: str) -> Training:
+def zipf_training(batch_rows: int, precision: str) -> RecipeFile:
     shape = Architecture(width=WIDTH, bottom=(256,), top=(256,), interaction="dot")
     recipe = Recipe(batch_rows=batch_rows, by_request=True, hide=0.0)
-    return Training(architecture=shape, recipe=recipe).with_recipe({"precision": precision})
+    return RecipeFile(architecture=shape, recipe=recipe).with_recipe({"precision": precision})
 
 
 class DelayedGroup(WorkerGroup):
@@ -104,7 +104,7 @@ def prepared(name: str, data: Path, args: argparse.Namespace) -> tuple[Learner, 
     if name == "trivago":
         schema = load_schema("trivago")
         changes = {"batch_rows": args.batch_rows, "precision": args.precision}
-        training = default_training(schema).with_recipe(changes)
+        training = default_recipe_file(schema).with_recipe(changes)
     else:
         schema, training = zipf_schema(args.request_rows), zipf_training(args.batch_rows, args.precision)
     reader = open_data(data, schema)

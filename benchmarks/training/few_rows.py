@@ -31,7 +31,7 @@ from polyrec.models.schema.batch import F64, I64
 from polyrec.models.schema.schema import Schema, load_schema
 from polyrec.models.training.baselines import CONSTANT, LOGISTIC
 from polyrec.models.training.pipeline import Learner
-from polyrec.models.training.recipe import Training
+from polyrec.models.training.recipe import RecipeFile
 
 GENERATED = {
     "noise": "random clicks",
@@ -129,7 +129,7 @@ def measured(name: str, rows: int, seed: int, folder: Path, root: Path) -> dict[
     """Trains once; returns NE and AUC by model, nan where the test rows have one class."""
     path = folder / "rows.parquet"
     schema = public(name, rows, seed, path, root) if name in PUBLIC else generated(name, rows, seed, path)
-    learner = Learner(open_data(path, schema), schema, Training().with_recipe({"seed": seed}))
+    learner = Learner(open_data(path, schema), schema, RecipeFile().with_recipe({"seed": seed}))
     metrics = learner.learn(folder / "bundle", replace=True).manifest.metrics
     return {
         model: tuple(float(metrics[of][key] or math.nan) for key in ("normalised_entropy", "auc"))  # type: ignore[misc]

@@ -28,7 +28,7 @@ from polyrec.models.data.synthetic.generator import generate
 from polyrec.models.dlrm.dlrm import Architecture
 from polyrec.models.schema.schema import load_schema
 from polyrec.models.training.pipeline import Learner
-from polyrec.models.training.recipe import Training, default_training
+from polyrec.models.training.recipe import RecipeFile, default_recipe_file
 from polyrec.models.training.source import Rows
 from polyrec.models.training.stepper import Stepper
 from polyrec.report.text import markdown_table
@@ -45,7 +45,7 @@ def quality(data: Path, folder: Path, seeds: Sequence[int], device: str) -> dict
     found: dict[str, list[dict[str, Any]]] = {p: [] for p in PRECISIONS}
     for seed in seeds:
         for precision in PRECISIONS:
-            training = default_training(schema).with_recipe({"seed": seed, "precision": precision})
+            training = default_recipe_file(schema).with_recipe({"seed": seed, "precision": precision})
             reader = open_data(data, schema)
             learner = Learner(reader, schema, training, baselines=False, device=device)
             begin = time.perf_counter()
@@ -64,7 +64,7 @@ def rates(folder: Path, device: str) -> dict[str, dict[str, float]]:
     found: dict[str, dict[str, float]] = {}
     for net, top in NETS.items():
         shape = Architecture(width=32, bottom=(128,), top=top, interaction="cat")
-        learner = Learner(reader, schema, Training(architecture=shape), device=device)
+        learner = Learner(reader, schema, RecipeFile(architecture=shape), device=device)
         encoder = learner.encoder_of(splitter, (TRAIN,))
         with encode(reader, encoder, splitter, (TRAIN,)) as data:
             steppers = {}

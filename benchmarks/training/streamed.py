@@ -30,7 +30,7 @@ from polyrec.models.data.synthetic.generator import generate
 from polyrec.models.dlrm.dlrm import Architecture
 from polyrec.models.schema.schema import Schema, load_schema
 from polyrec.models.training.pipeline import Learner
-from polyrec.models.training.recipe import Recipe, Training
+from polyrec.models.training.recipe import Recipe, RecipeFile
 from polyrec.models.training.trainer import StepReport
 from polyrec.report.text import markdown_table
 
@@ -94,7 +94,7 @@ def anonymous_bytes(process: int | str = "self") -> int:
 def measure(data: Path, rows: int, window: int, folder: Path, precision: str) -> dict[str, Any]:
     """Trains once; returns the moments and the bundle's quality."""
     schema, watch = schema_of(rows), Watch()
-    training = Training(
+    training = RecipeFile(
         architecture=Architecture(width=16, bottom=(64,), top=(256,), interaction="cat"),
         recipe=Recipe(
             epochs=1, batch_rows=BATCH_ROWS, by_request=True, hide=0.0, checks_per_epoch=4, dense_lr=2e-3

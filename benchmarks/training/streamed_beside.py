@@ -34,7 +34,7 @@ import yaml
 
 from benchmarks.command import ROOT, command_parser, save, today
 from benchmarks.training.streamed import BATCH_ROWS, ITEMS, USERS, anonymous_bytes, schema_of
-from polyrec.cli.train_workers import local_environment
+from polyrec.cli.train.train_workers import local_environment
 from polyrec.loadtest.machine import processor
 from polyrec.models.allocator import retain_freed_memory
 from polyrec.models.data.reader import open_data
@@ -43,7 +43,7 @@ from polyrec.models.data.synthetic.generator import generate
 from polyrec.models.evaluation.metrics import evaluate
 from polyrec.models.schema.schema import load_schema
 from polyrec.models.training.pipeline import Learner
-from polyrec.models.training.recipe import load_training
+from polyrec.models.training.recipe import load_recipe_file
 from polyrec.models.training.stream import StreamedRows
 
 WAYS = ("polyrec", "earlier", "torchrec")
@@ -97,7 +97,7 @@ def train_torchrec(data: Path, schema_file: str, recipe: str, window: int) -> di
     retain_freed_memory()
     schema = load_schema(schema_file)
     reader = open_data(data, schema)
-    learner = Learner(reader, schema, load_training(recipe), window_rows=window)
+    learner = Learner(reader, schema, load_recipe_file(recipe), window_rows=window)
     splitter = fit_splitter(reader, schema)
     encoder = learner.encoder_of(splitter, (TRAIN,))
     source = StreamedRows(reader, encoder, splitter, (TRAIN,), window, lambda _rows: None)

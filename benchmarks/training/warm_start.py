@@ -34,7 +34,7 @@ from polyrec.models.evaluation.comparison import compare
 from polyrec.models.evaluation.predictions import predict_all
 from polyrec.models.schema.schema import Schema, Split, load_schema
 from polyrec.models.training.pipeline import Learner
-from polyrec.models.training.recipe import default_training
+from polyrec.models.training.recipe import default_recipe_file
 from polyrec.models.training.warm.start import WarmStart
 
 DAY_S, HOUR_S = 86_400, 3600
@@ -88,7 +88,7 @@ def learned(
 ) -> tuple[Bundle, float]:
     """Trains on a part; returns the bundle and the process time in seconds."""
     schema = by_split_column()
-    training = default_training(schema).with_recipe({"seed": seed})
+    training = default_recipe_file(schema).with_recipe({"seed": seed})
     reader = open_data(folder / f"{part}.parquet", schema)
     begin = time.process_time()
     learner = Learner(reader, schema, training, baselines=False, start=start)

@@ -27,7 +27,7 @@ from polyrec.models.tiers.layout import DEVICE, DISK, HOST, REMOTE, TierLayout
 from polyrec.models.tiers.prefix import Prefix, hottest, share_with_cache
 from polyrec.models.tiers.remote.login import login_of
 from polyrec.models.tiers.row_format import RowFormat
-from polyrec.models.tiers.slab import Bytes, RowSource, Slab
+from polyrec.models.tiers.slab import Bytes, ReadRows, Slab
 from polyrec.models.tiers.stack import TierStack
 from polyrec.models.tiers.tier_set import TierSet
 from polyrec.models.tiers.tier_settings import PAGE_BYTES, RemoteStore, TierSettings
@@ -48,7 +48,7 @@ class WeightRows:
 
     row_format: RowFormat
     sizes: Mapping[str, int]
-    source: RowSource
+    source: ReadRows
 
 
 def rows_of_weight(weight: Tensor, row_format: RowFormat, sizes: Mapping[str, int]) -> WeightRows:
@@ -110,25 +110,25 @@ def open_stack(
     return stack
 
 
-def fill(out: Bytes, layout: TierLayout, tier: int, source: RowSource) -> None:
+def fill(out: Bytes, layout: TierLayout, tier: int, source: ReadRows) -> None:
     done = 0
     for part in _parts(layout, tier, source):
         out[done : done + len(part)] = part
         done += len(part)
 
 
-def _parts(layout: TierLayout, tier: int, source: RowSource) -> Iterator[Bytes]:
+def _parts(layout: TierLayout, tier: int, source: ReadRows) -> Iterator[Bytes]:
     for first, count in layout.ranges(tier):
         yield from _read(source, first, count)
 
 
-def file_parts(layout: TierLayout, source: RowSource) -> Iterator[Bytes]:
+def file_parts(layout: TierLayout, source: ReadRows) -> Iterator[Bytes]:
     """Yields the rows of the disk tier's file, in order."""
     for table, rows in layout.filed.items():
         yield from _read(source, layout.base[table], rows)
 
 
-def _read(source: RowSource, first: int, count: int) -> Iterator[Bytes]:
+def _read(source: ReadRows, first: int, count: int) -> Iterator[Bytes]:
     for start in range(first, first + count, ROWS_AT_ONCE):
         yield source(start, min(ROWS_AT_ONCE, first + count - start))
 
@@ -179,7 +179,7 @@ def _unwritable(directory: Path, e: OSError) -> RuntimeUnavailable:
 def _open_disk(
     slab: Slab,
     layout: TierLayout,
-    source: RowSource,
+    source: ReadRows,
     placement: TierSettings,
     division: CacheDivision,
     counts: Sequence[I64] | None,
@@ -203,7 +203,7 @@ def _open_disk(
     return disk
 
 
-def _keep_next(disk: DiskTier, layout: TierLayout, source: RowSource, counts: Sequence[I64]) -> None:
+def _keep_next(disk: DiskTier, layout: TierLayout, source: ReadRows, counts: Sequence[I64]) -> None:
     """Fills the row cache with the hottest rows of the disk tier, by calibration."""
     held = list(layout.cuts.values())
     starts = [h[DEVICE] + h[HOST] for h in held]
@@ -224,7 +224,7 @@ def _keep_next(disk: DiskTier, layout: TierLayout, source: RowSource, counts: Se
     disk.keep(local, values)
 
 
-def _read_rows(source: RowSource, rows: I64) -> Bytes:
+def _read_rows(source: ReadRows, rows: I64) -> Bytes:
     """Reads rows of a source, in contiguous runs. rows: int64 [n], distinct."""
     order = np.argsort(rows)
     wanted = rows[order]

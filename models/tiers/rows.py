@@ -23,7 +23,7 @@ HOST = torch.device("cpu")
 
 
 class OutdatedOrder(RuntimeError):
-    """Raised when rows are looked up by ranks of an outdated order, outside of `generation`."""
+    """Raised when rows are looked up by ranks of an outdated order, outside of `newest_view`."""
 
 
 class TieredRows:
@@ -53,8 +53,8 @@ class TieredRows:
         return self.stack.device
 
     @contextmanager
-    def generation(self) -> Iterator[View]:
-        """Yields one row order and its updates, for encoding and gathering one batch within the block.
+    def newest_view(self) -> Iterator[View]:
+        """Yields the newest row order and its updates, to encode and gather one batch within the block.
 
         Outside of such a block, a reader is bound to the order in which it was opened.
         """
@@ -84,7 +84,7 @@ class TieredRows:
         if self._buffer.shape[0] < count or self._buffer.device != self.device:
             self._buffer = self.row_format.buffer(count, self.device)
         out = self._buffer[:count]
-        with self._seen() as view:
+        with self._batch_view() as view:
             self._fallbacks += self.stack.gather(view, index.numpy(), out)
         return self.row_format.decode(first_columns(out, self.row_format.precision, self.width))
 
@@ -98,7 +98,7 @@ class TieredRows:
         if self._bytes.shape[0] < count:
             self._bytes = np.empty((next_power_of_two(count), self.row_format.bytes), np.uint8)
         out = self._bytes[:count]
-        with self._seen() as view:
+        with self._batch_view() as view:
             if not self.stack.gather_near(view, near, batch, address, out):
                 return None
         if self.row_format.precision == "fp32":
@@ -120,21 +120,21 @@ class TieredRows:
         """
         if self.fused is None:
             raise ValueError("lookups through these tiers are not fused")
-        with self._seen() as view:
+        with self._batch_view() as view:
             vectors, lost = self.fused.vectors(view, lookups)
         self._fallbacks += lost
         return Vectors(*(part[..., : self.width] for part in vectors))
 
     @contextmanager
-    def _seen(self) -> Iterator[View]:
-        """Yields the batch's view: that of `generation`, else the newest one if its order has not changed."""
+    def _batch_view(self) -> Iterator[View]:
+        """Yields the view of `newest_view` or `within`, else the newest one if its order has not changed."""
         if self._view is not None:
             yield self._view
             return
         view = self.stack.views.enter()
         try:
             if view.order != self._order:
-                raise OutdatedOrder("the rows have a new order: encode and gather within `generation()`")
+                raise OutdatedOrder("the rows have a new order: encode and gather within `newest_view()`")
             yield view
         finally:
             self.stack.views.leave(view)

@@ -24,7 +24,7 @@ from polyrec.models.schema.batch import I64
 from polyrec.models.tiers.row_format import RowFormat
 
 Bytes = NDArray[np.uint8]
-RowSource = Callable[[int, int], Bytes]
+ReadRows = Callable[[int, int], Bytes]
 """(first row of the fused weight, count) -> uint8 [count, bytes of a row]."""
 
 

@@ -76,9 +76,9 @@ class TierStack:
         self.views = Views(View(0, encoder, ids))
         self._writer = Writer(tiers, self.views)
         self._counters = Counters(tiers.layout, tiers.row_format.bytes, tiers.slab.page_bytes)
-        self._aside = Counters(tiers.layout, tiers.row_format.bytes, tiers.slab.page_bytes)
+        self._uncounted = Counters(tiers.layout, tiers.row_format.bytes, tiers.slab.page_bytes)
         self.sample = Sample()
-        self._count = threading.Lock()
+        self._counting = threading.Lock()
         self._gathers = Gathers()
         self.ahead = RowsAhead(tiers, self._gathers, self._counters)
         self._host_rows = tiers.slab.row_bytes()
@@ -103,9 +103,9 @@ class TierStack:
         counted: False for reads that are not requests.
         Raises OSError if a page of the file cannot be read or the tiers are closed.
         """
-        counters = self._counters if counted else self._aside
+        counters = self._counters if counted else self._uncounted
         with self._gathers.gathering():
-            return self._gathered(counters, view, rows, out, counted)
+            return self._gather(counters, view, rows, out, counted)
 
     def gather_near(self, view: View, near: NearRows, batch: Batch, address: I64, out: Bytes) -> bool:
         """Gathers a batch whose rows are all in host memory without updates; else returns False and does
@@ -122,7 +122,7 @@ class TierStack:
             self._host_rows.take(address, 0, out, "clip")
             if self.sample.every:
                 self.sample.note(view.order, near.rows(batch))
-            with self._count:
+            with self._counting:
                 self._counters.batches += 1
                 self._counters.lookups += near.lookups(batch)
                 self._counters.seconds["host"] += clock() - start
@@ -144,7 +144,7 @@ class TierStack:
                 )[1]
 
             lost = read(where, np.concatenate(changed) if changed else where.local[:0], below)
-            with self._count:
+            with self._counting:
                 self._counters.batches += 1
                 self._counters.replaced += sum(c.size for c in changed)
                 self._counters.fallbacks += lost.size
@@ -159,30 +159,30 @@ class TierStack:
         with self._gathers.gathering():
             self.sample.note(view.order, rows)
             read()
-            with self._count:
+            with self._counting:
                 self._counters.batches += 1
 
     def count(self, lookups: I64) -> None:
         """Counts lookups of `pool_placed_on_device`, by range of the layout."""
-        with self._count:
+        with self._counting:
             self._counters.lookups += lookups
 
-    def _gathered(self, counters: Counters, view: View, rows: I64, out: Tensor, counted: bool) -> int:
+    def _gather(self, counters: Counters, view: View, rows: I64, out: Tensor, counted: bool) -> int:
         where = self.tiers.locate(rows)
         if self.tiers.device is None:
             lost = self._gather_on_host(counters, view, where, out)
         else:
-            lost = self._with_device(self.tiers.device, counters, view, where, out)
+            lost = self._gather_with_device(self.tiers.device, counters, view, where, out)
         if counted:
             self.sample.note(view.order, rows)
         replaced, lost = view.over(rows, out, lost)
-        self._counted(counters, where, replaced, lost.size)
+        self._count_batch(counters, where, replaced, lost.size)
         if counted and self.releaser is not None:
             self.releaser.count_batch(where)
         return lost.size
 
-    def _counted(self, counters: Counters, where: RowLocations, replaced: int, lost: int) -> None:
-        with self._count:
+    def _count_batch(self, counters: Counters, where: RowLocations, replaced: int, lost: int) -> None:
+        with self._counting:
             counters.batches += 1
             counters.replaced += replaced
             counters.fallbacks += lost
@@ -221,7 +221,7 @@ class TierStack:
                 lost = self._gather_on_host(self._counters, view, where.at(at), values)
                 replaced, lost = view.over(rows[at], values, lost)
             self.sample.note(view.order, rows)
-            self._counted(self._counters, where, replaced, lost.size)
+            self._count_batch(self._counters, where, replaced, lost.size)
             if self.releaser is not None:
                 self.releaser.count_batch(where)
         except BaseException:
@@ -230,7 +230,7 @@ class TierStack:
         addresses = tiers.slab.row_addresses(where.address(HOST))
         return Resolved(addresses, at, values.view(torch.uint8).numpy(), lost.size, self._gathers, number)
 
-    def _with_device(
+    def _gather_with_device(
         self, hot: Tensor, counters: Counters, view: View, where: RowLocations, out: Tensor
     ) -> I64:
         """Gathers device rows in place, and the others on the host to copy them to the device (Hotline)."""
@@ -266,7 +266,7 @@ class TierStack:
         if where.in_memory:
             # updated rows of a device are requested too
             address = where.local if self.tiers.device is None else where.address(HOST)
-            self._from_slab(counters, self.tiers.slab.row_addresses(address), out)
+            self._gather_from_slab(counters, self.tiers.slab.row_addresses(address), out)
             return where.local[:0]
         remote = self.tiers.remote
         away = np.flatnonzero(where.tier == REMOTE) if remote is not None else where.local[:0]
@@ -276,10 +276,10 @@ class TierStack:
             fetched, away = away[there], away[~there]
             lost = fetched[view.staged.lost[place]]
         if remote is None or not away.size:
-            self._stored(counters, where, out)
+            self._gather_stored(counters, where, out)
             if view.staged is not None:
                 view.staged.copy(place, fetched, out)
-            self._missed(counters, where, lost)
+            self._count_misses(counters, where, lost)
             return lost
         start = clock()
         remote_rows = where.at(away)
@@ -287,7 +287,7 @@ class TierStack:
         pending = remote.send(tables, ids)
         sent = clock()
         try:
-            self._stored(counters, where, out)
+            self._gather_stored(counters, where, out)
         except BaseException:
             remote.abandon(pending)
             raise
@@ -296,28 +296,28 @@ class TierStack:
             view.staged.copy(place, fetched, out)
         values, found = remote.receive(pending)
         out.index_copy_(0, torch.from_numpy(away), torch.from_numpy(values).view(self.tiers.row_format.unit))
-        with self._count:
+        with self._counting:
             counters.seconds["remote"] += clock() - gathered + sent - start
         lost = np.concatenate((lost, away[~found]))
-        self._missed(counters, where, lost)
+        self._count_misses(counters, where, lost)
         return lost
 
-    def _missed(self, counters: Counters, where: RowLocations, lost: I64) -> None:
+    def _count_misses(self, counters: Counters, where: RowLocations, lost: I64) -> None:
         """Counts rows that the remote store did not return."""
         if lost.size:
-            with self._count:
+            with self._counting:
                 counters.miss(where.segment[lost])
 
-    def _stored(self, counters: Counters, where: RowLocations, out: Tensor) -> None:
+    def _gather_stored(self, counters: Counters, where: RowLocations, out: Tensor) -> None:
         """Gathers rows of host and disk tiers; rows of other tiers get the slab's first row."""
         disk = self.tiers.disk
         on_disk = np.flatnonzero(where.tier == DISK) if disk is not None else where.local[:0]
         if disk is not None and on_disk.size:
-            self._through_cache(disk, counters, where, on_disk, out)
+            self._gather_through_cache(disk, counters, where, on_disk, out)
         else:
-            self._from_slab(counters, self.tiers.slab.row_addresses(where.address(HOST)), out)
+            self._gather_from_slab(counters, self.tiers.slab.row_addresses(where.address(HOST)), out)
 
-    def _through_cache(
+    def _gather_through_cache(
         self, disk: DiskTier, counters: Counters, where: RowLocations, on_disk: I64, out: Tensor
     ) -> None:
         """Gathers all stored rows. on_disk: the lookups of rows on disk.
@@ -335,14 +335,14 @@ class TierStack:
                 landed = clock()
                 if left is on_disk:
                     addresses[on_disk] = held.addresses
-                    self._from_slab(counters, addresses, out)
+                    self._gather_from_slab(counters, addresses, out)
                 else:
                     part = torch.empty((left.size, out.shape[1]), dtype=out.dtype)
-                    self._from_slab(counters, held.addresses, part)
+                    self._gather_from_slab(counters, held.addresses, part)
                     out.index_copy_(0, torch.from_numpy(left), part)
             finally:
                 disk.release(held)
-            with self._count:
+            with self._counting:
                 counters.seconds["cache"] += acquired - start
                 counters.seconds["disk"] += landed - acquired
                 counters.passes += 1
@@ -355,7 +355,7 @@ class TierStack:
                 return
             left = left[held.left]
 
-    def _from_slab(self, counters: Counters, addresses: I64, out: Tensor) -> None:
+    def _gather_from_slab(self, counters: Counters, addresses: I64, out: Tensor) -> None:
         start = clock()
         self.tiers.slab.gather(addresses, out)
         counters.seconds["host"] += clock() - start

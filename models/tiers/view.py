@@ -16,7 +16,7 @@ from torch import Tensor
 from polyrec.models.schema.batch import I64
 from polyrec.models.schema.encoder import Encoder
 from polyrec.models.tiers.remote.fetched import FetchedRows
-from polyrec.models.tiers.updates.delta import UpdateLayer
+from polyrec.models.tiers.updates.update_layer import UpdateLayer
 
 
 @dataclass(slots=True, eq=False)

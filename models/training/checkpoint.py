@@ -89,12 +89,12 @@ class Checkpoints:
             raise ResumeError(f"cannot write checkpoints to '{self._folder}': {e.strerror}") from None
         self._own: set[Path] = set()
 
-    def load(self, training: str) -> State | None:
-        """Returns the last state of a training, or None if there is none.
+    def load(self, run: str) -> State | None:
+        """Returns the last state of a run (FIT, REFIT), or None if there is none.
 
         Raises ResumeError if it cannot be read or belongs to another command.
         """
-        file = self._file(training)
+        file = self._file(run)
         # leftovers of a killed process
         for left in self._folder.glob(f".{file.name}.partial-*"):
             left.unlink(missing_ok=True)
@@ -128,13 +128,13 @@ class Checkpoints:
         """Whether it is time to save."""
         return self._clock() >= self._next
 
-    def save(self, training: str, state: State) -> None:
-        """Writes the state of a training, which survives the process once this returns. Raises
+    def save(self, run: str, state: State) -> None:
+        """Writes the state of a run, which survives the process once this returns. Raises
         ResumeError.
         """
         header = {"format": FORMAT, "identity": self._identity, "values": state.values}
         tensors = {name: t.detach().cpu().contiguous() for name, t in state.tensors.items()}
-        file = self._file(training)
+        file = self._file(run)
         self._own.add(file)
         try:
             with atomic_path(file) as partial:
@@ -151,8 +151,8 @@ class Checkpoints:
             file.unlink(missing_ok=True)
         (self._folder / LOCK).unlink(missing_ok=True)
 
-    def _file(self, training: str) -> Path:
-        return self._folder / f"{training}.safetensors"
+    def _file(self, run: str) -> Path:
+        return self._folder / f"{run}.safetensors"
 
     def __enter__(self) -> Checkpoints:
         return self

@@ -35,7 +35,7 @@ from polyrec.models.schema.schema import Schema
 from polyrec.models.training.baselines import Baselines
 from polyrec.models.training.checkpoint import Checkpoints, CheckpointSettings, Identity
 from polyrec.models.training.objective import LogitScale, fit_scale, unsampling
-from polyrec.models.training.recipe import Recipe, Training
+from polyrec.models.training.recipe import Recipe, RecipeFile
 from polyrec.models.training.source import Rows, RowSource
 from polyrec.models.training.stream import StreamedRows
 from polyrec.models.training.tiers.row_tiers import RowTiers
@@ -50,7 +50,7 @@ from polyrec.models.training.trainer import (
     predict_heads,
     refit,
 )
-from polyrec.models.training.unseen import id_dropout, lookups_to_hide, unseen_shares
+from polyrec.models.training.unseen import lookups_to_hide, recipe_id_dropout, unseen_shares
 from polyrec.models.training.warm.start import WarmStart
 from polyrec.models.training.workers.workers import Workers
 from polyrec.models.version import code_version
@@ -95,7 +95,7 @@ class Learner:
 
     reader: DataReader
     schema: Schema
-    training: Training
+    training: RecipeFile
     kind: Kind = "table"
     sample: float | None = None
     calibration: Calibration | None = None
@@ -133,9 +133,9 @@ class Learner:
     def assist(self) -> None:
         """Takes part in a training as a worker that writes no bundle."""
         splitter = fit_splitter(self.reader, self.schema, self.phase("split", self.reader.rows_hint))
-        fitted = self._fit(splitter, None)
+        fitted = self._encode_and_fit(splitter, None)
         if self.training.recipe.refit:
-            self._refit(splitter, fitted, None)
+            self._encode_and_refit(splitter, fitted, None)
 
     def _identity(self, fingerprint: str) -> Identity:
         """Returns everything that a checkpoint of this training depends on."""
@@ -158,9 +158,9 @@ class Learner:
     ) -> Bundle:
         recipe = self.training.recipe
         splitter = fit_splitter(self.reader, self.schema, self.phase("split", self.reader.rows_hint))
-        fitted = self._fit(splitter, checkpoints)
+        fitted = self._encode_and_fit(splitter, checkpoints)
         if recipe.refit:
-            fitted = self._refit(splitter, fitted, checkpoints)
+            fitted = self._encode_and_refit(splitter, fitted, checkpoints)
         encoder, history, model = fitted.encoder, fitted.history, fitted.model
         fold_norms(model)
         for head, scale in zip(model.net.heads, fitted.scales, strict=False):
@@ -199,7 +199,7 @@ class Learner:
             activations=fitted.activations,
         )
 
-    def _fit(self, splitter: Splitter, checkpoints: Checkpoints | None) -> Fitted:
+    def _encode_and_fit(self, splitter: Splitter, checkpoints: Checkpoints | None) -> Fitted:
         encoder = self.encoder_of(splitter, (TRAIN,))
         if self.window_rows:
             stream = self._streamed(encoder, splitter, (TRAIN,))
@@ -245,7 +245,7 @@ class Learner:
         known = lookups_to_hide(recipe, encoder, training)
         trained = self.start.with_known(encoder, known) if self.start else known
         unseen = unseen_shares(encoder, trained, lookups_to_hide(recipe, encoder, validation))
-        hide = id_dropout(recipe, encoder, known, unseen)
+        hide = recipe_id_dropout(recipe, encoder, known, unseen)
         table = model.stage
         if self.workers:
             model = self.workers.sharded(model, encoder.vocabularies)
@@ -263,24 +263,26 @@ class Learner:
     def _fit_options(self, checkpoints: Checkpoints | None) -> FitOptions:
         return FitOptions(self.progress, checkpoints, self.workers, trained_before=self.start is not None)
 
-    def _refit(self, splitter: Splitter, fitted: Fitted, checkpoints: Checkpoints | None) -> Fitted:
+    def _encode_and_refit(
+        self, splitter: Splitter, fitted: Fitted, checkpoints: Checkpoints | None
+    ) -> Fitted:
         """Trains a fresh model on training and validation rows together."""
         which = TRAIN, VALIDATION
         encoder, baselines = self.encoder_of(splitter, which), fitted.baselines
         if self.window_rows:
-            return self._refitted(fitted, encoder, self._streamed(encoder, splitter, which), checkpoints)
+            return self._refit(fitted, encoder, self._streamed(encoder, splitter, which), checkpoints)
         with self.encoded(encoder, splitter, which) as data:
             rows = data.select(*which)
-            refitted = self._refitted(fitted, encoder, Rows(data, rows), checkpoints)
+            refitted = self._refit(fitted, encoder, Rows(data, rows), checkpoints)
             if baselines:
                 baselines = baselines.refit(encoder, data, rows, self.training.recipe.seed)
         return dataclasses.replace(refitted, baselines=baselines)
 
-    def _refitted(
+    def _refit(
         self, fitted: Fitted, encoder: Encoder, source: RowSource, checkpoints: Checkpoints | None
     ) -> Fitted:
         model, recipe = self.initial_model(encoder, REFIT).to(self.device), self.recipe
-        hide = id_dropout(recipe, encoder, lookups_to_hide(recipe, encoder, source), fitted.unseen)
+        hide = recipe_id_dropout(recipe, encoder, lookups_to_hide(recipe, encoder, source), fitted.unseen)
         table = model.stage
         if self.workers:
             model = self.workers.sharded(model, encoder.vocabularies)
@@ -323,7 +325,7 @@ class Learner:
         memory_bytes = 0 if self.window_rows else MEMORY_BYTES
         return encode(self.reader, encoder, splitter, which, memory_bytes, progress)
 
-    def initial_model(self, encoder: Encoder, training: str = FIT) -> DLRM:
+    def initial_model(self, encoder: Encoder, run: str = FIT) -> DLRM:
         """Creates the model to train: an untrained one, or that of the bundle to continue."""
         shape, recipe = self.training.architecture, self.training.recipe
         torch.manual_seed(recipe.seed)
@@ -333,7 +335,7 @@ class Learner:
         rows = encoder.vocabularies, shape.width
         spread = recipe.seed, recipe.row_spread
         if self.tiers:
-            stage = self.tiers.stage(training, self.schema, *rows, len(shape.blocks), *spread)
+            stage = self.tiers.stage(run, self.schema, *rows, len(shape.blocks), *spread)
         else:
             stage = initial_stage(self.representation(encoder), self.schema, *rows, *spread)
         return DLRM(stage, initial_net(shape, dense_slots(self.schema), stage.slots, recipe.dropout))

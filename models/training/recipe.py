@@ -117,7 +117,7 @@ class Select(Strict):
         return stored_within(vocabularies, round(self.share * sum(v.rows for v in vocabularies.values())))
 
 
-class Training(Strict):
+class RecipeFile(Strict):
     """A recipe file: architecture, hyperparameters, and parameters of computed representations."""
 
     architecture: Architecture = Architecture()
@@ -126,7 +126,7 @@ class Training(Strict):
     select: Select = Select()
 
     @model_validator(mode="after")
-    def _one_step_size_for_each_width(self) -> Training:
+    def _one_step_size_for_each_width(self) -> RecipeFile:
         given, widths = self.recipe.block_lr, self.architecture.widths
         if given and len(given) != len(widths):
             raise ValueError(f"recipe.block_lr has {len(given)} step sizes for {len(widths)} nested widths")
@@ -139,7 +139,7 @@ class Training(Strict):
         cuts = self.select.cuts(vocabularies) if kind == "select" else {}
         return Representation(kind=kind, encoding=self.encoding, cuts=cuts)
 
-    def with_share(self, share: float) -> Training:
+    def with_share(self, share: float) -> RecipeFile:
         """Returns a copy in which `select` stores another share of the rows.
 
         Raises DataError unless it is in (0, 1).
@@ -149,12 +149,12 @@ class Training(Strict):
         except ValidationError as e:
             raise DataError(one_line(e)) from None
 
-    def with_widths(self, widths: tuple[int, ...]) -> Training:
+    def with_widths(self, widths: tuple[int, ...]) -> RecipeFile:
         """Returns a copy that trains these nested widths, the last of which is the table's."""
         shape = self.architecture.model_copy(update={"width": widths[-1], "widths": widths})
         return self.model_copy(update={"architecture": shape})
 
-    def with_shape(self, changes: Mapping[str, Any]) -> Training:
+    def with_shape(self, changes: Mapping[str, Any]) -> RecipeFile:
         """Returns a copy with some keys of the architecture changed. Raises DataError for a value out of
         range.
         """
@@ -164,7 +164,7 @@ class Training(Strict):
             raise DataError(one_line(e)) from None
         return self.model_copy(update={"architecture": shape})
 
-    def with_recipe(self, changes: Mapping[str, Any]) -> Training:
+    def with_recipe(self, changes: Mapping[str, Any]) -> RecipeFile:
         """Returns a copy with some keys of the recipe changed. Raises DataError for a value out of range."""
         try:
             recipe = Recipe.model_validate(self.recipe.model_dump() | dict(changes))
@@ -173,12 +173,12 @@ class Training(Strict):
         return self.model_copy(update={"recipe": recipe})
 
 
-def load_training(name: str | Path) -> Training:
+def load_recipe_file(name: str | Path) -> RecipeFile:
     """Reads a recipe file; a bare name selects one that ships with Polyrec. Raises DataError."""
-    return read_shipped(Training, name, "recipe", RECIPES, DataError)
+    return read_shipped(RecipeFile, name, "recipe", RECIPES, DataError)
 
 
-def default_training(schema: Schema) -> Training:
+def default_recipe_file(schema: Schema) -> RecipeFile:
     """Returns the shipped recipe with the schema's name, else the general one."""
     file = RECIPES / f"{schema.name}.yaml"
-    return load_training(file) if file.exists() else Training()
+    return load_recipe_file(file) if file.exists() else RecipeFile()

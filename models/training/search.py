@@ -33,7 +33,7 @@ from polyrec.models.schema.batch import F64, I64, Batch
 from polyrec.models.schema.encoder import Encoder
 from polyrec.models.training.id_dropout import make_id_dropout
 from polyrec.models.training.pipeline import Learner, best_check
-from polyrec.models.training.recipe import Training
+from polyrec.models.training.recipe import RecipeFile
 from polyrec.models.training.source import Rows, TrainingRows
 from polyrec.models.training.trainer import StepReport, predict
 from polyrec.models.training.unseen import count_lookups
@@ -105,7 +105,7 @@ class Search:
     first rung.
     """
 
-    training: Training
+    training: RecipeFile
     trials: tuple[Trial, ...]
     candidates: int
     chosen: Trial
@@ -259,15 +259,15 @@ def mean_and_error(differences: F64, group: I64 | None) -> tuple[float, float]:
     return mean, float(np.sqrt(np.square(residual).sum()) / differences.size)
 
 
-def changed(training: Training, changes: Mapping[str, Mapping[str, Any]]) -> Training:
+def changed(training: RecipeFile, changes: Mapping[str, Mapping[str, Any]]) -> RecipeFile:
     """Returns a copy with keys of architecture and recipe replaced."""
     raw = training.model_dump()
     for part, values in changes.items():
         raw[part] |= values
-    return Training.model_validate(raw)
+    return RecipeFile.model_validate(raw)
 
 
-def draw_changes(training: Training, count: int, seed: int) -> list[Changes]:
+def draw_changes(training: RecipeFile, count: int, seed: int) -> list[Changes]:
     """Draws `count` different sets of one to MAX_CHANGES changes of a recipe.
 
     Returns fewer if there are not enough. The first n for a seed are the same for every count. Nested widths

@@ -31,7 +31,7 @@ from polyrec.models.training.tiers.stage import ResidentStage
 from polyrec.models.training.workers.workers import Workers
 
 FIT, REFIT = "fit", "refit"
-"""Names of the trainings that checkpoints and records tell apart."""
+"""Names of the runs of a training: on training rows, and again with the validation rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class History:
 class StepReport:
     """A completed step of a training, one of `total`.
 
-    rows: rows in its batch. check: the last one, if any. learning_rate: of the net. training: FIT or REFIT.
+    rows: rows in its batch. check: the last one, if any. learning_rate: of the net. run: FIT or REFIT.
     """
 
     step: int
@@ -75,7 +75,7 @@ class StepReport:
     loss: float
     check: Check | None = None
     learning_rate: float = 0.0
-    training: str = FIT
+    run: str = FIT
 
 
 Progress = Callable[[StepReport], None]
@@ -118,15 +118,16 @@ class _Selection:
 
     def check(self, step: int) -> None:
         """Measures the model and keeps its weights if they are the best so far."""
-        found, y = self._validation, self._validation.label
+        validation, label = self._validation, self._validation.label
         if self._workers:
-            own = predict_heads(self._model, found.data, self._workers.checked_rows(found.rows))
-            heads = self._workers.gathered(own, found.size)
+            own = predict_heads(self._model, validation.data, self._workers.checked_rows(validation.rows))
+            heads = self._workers.gathered(own, validation.size)
         else:
-            heads = predict_heads(self._model, found.data, found.rows)
-        loss = float(np.mean([log_loss(p, y) for p in heads]))
-        trained = float(np.mean(self.losses)) if self.losses else math.nan
-        self.checks.append(Check(step, step / self._steps_per_epoch, trained, loss, auc(heads[-1], y)))
+            heads = predict_heads(self._model, validation.data, validation.rows)
+        loss = float(np.mean([log_loss(p, label) for p in heads]))
+        training_loss = float(np.mean(self.losses)) if self.losses else math.nan
+        epoch = step / self._steps_per_epoch
+        self.checks.append(Check(step, epoch, training_loss, loss, auc(heads[-1], label)))
         self.losses = []
         if self._workers:
             self._workers.checked(loss)

@@ -124,7 +124,7 @@ def lookups_to_hide(recipe: Recipe, encoder: Encoder, source: RowSource) -> dict
     return count_lookups(encoder, source) if recipe.hide == "unseen" else {}
 
 
-def id_dropout(
+def recipe_id_dropout(
     recipe: Recipe, encoder: Encoder, lookups: Mapping[str, I64], unseen: Mapping[str, float]
 ) -> IdDropout | None:
     """Returns the recipe's id dropout.

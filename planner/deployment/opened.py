@@ -24,11 +24,11 @@ class OpenedCuts:
 
     prefix: rows of each table in memory, whole tables or prefixes. cache_bytes: size of the cache with pages
     and index; 0 without rows on disk. slots: rows that the cache holds. page_slots: pages read at a time.
-    reach: rows of each table before the remote ones; None if none are remote.
+    local_cuts: rows of each table before the remote ones; None if none are remote.
     """
 
     prefix: tuple[int, ...]
-    reach: tuple[int, ...] | None
+    local_cuts: tuple[int, ...] | None
     cache_bytes: int
     slots: int
     page_slots: int
@@ -39,27 +39,27 @@ def opened_cuts(
     tables: Tables,
     memory: float,
     page_bytes: int = PAGE_BYTES,
-    reach: tuple[int, ...] | None = None,
+    local_cuts: tuple[int, ...] | None = None,
 ) -> OpenedCuts:
     """Returns the exact cuts into which `memory` bytes are divided when tiers are opened.
 
-    page_bytes: page size of the disk, a multiple of its sectors. reach: rows of each table in memory or on
-    disk. The result takes more than `memory` only if that is less than a page.
+    page_bytes: page size of the disk, a multiple of its sectors. local_cuts: rows of each table in memory or
+    on disk. The result takes more than `memory` only if that is less than a page.
     """
     sizes = tuple(t.size for t in tables.accesses_by_rank)
-    down = reach or sizes
+    down = local_cuts or sizes
     inside = _inside(tables, down)
-    reached = cuts_within(inside, memory)
-    partly = [i for i, (n, end) in enumerate(zip(reached, down, strict=True)) if n < end]
+    uncached_cuts = cuts_within(inside, memory)
+    partly = [i for i, (n, end) in enumerate(zip(uncached_cuts, down, strict=True)) if n < end]
     if not partly:
-        return OpenedCuts(reached, reach, 0, 0, 1, page_bytes)
+        return OpenedCuts(uncached_cuts, local_cuts, 0, 0, 1, page_bytes)
     whole = sum(
-        n * b for i, (n, b) in enumerate(zip(reached, tables.row_bytes, strict=True)) if i not in partly
+        n * b for i, (n, b) in enumerate(zip(uncached_cuts, tables.row_bytes, strict=True)) if i not in partly
     )
     shared = int(max(memory - whole, PAGE_BYTES))
     kept = max(min(int(shared * (1 - CACHED)), shared - PAGE_BYTES), 0)
     own = cuts_within(_select(inside, partly), kept)
-    prefix = list(reached)
+    prefix = list(uncached_cuts)
     for i, n in zip(partly, own, strict=True):
         prefix[i] = n
     held = sum(n * tables.row_bytes[i] for i, n in zip(partly, own, strict=True))
@@ -70,19 +70,19 @@ def opened_cuts(
     division = divide_cache(
         cache_bytes, row_bytes, page_bytes, sum(down[i] for i in partly), sum(prefix), joining
     )
-    return OpenedCuts(tuple(prefix), reach, cache_bytes, division.slots, division.pages, page_bytes)
+    return OpenedCuts(tuple(prefix), local_cuts, cache_bytes, division.slots, division.pages, page_bytes)
 
 
-def resident_cuts(cuts: tuple[int, ...], reach: tuple[int, ...] | None = None) -> OpenedCuts:
+def resident_cuts(cuts: tuple[int, ...], local_cuts: tuple[int, ...] | None = None) -> OpenedCuts:
     """Returns the cuts of a memory without a cache: an accelerator's, or the host's above a remote store."""
-    return OpenedCuts(cuts, reach, 0, 0, 1, PAGE_BYTES)
+    return OpenedCuts(cuts, local_cuts, 0, 0, 1, PAGE_BYTES)
 
 
 def cached_cuts(tables: Tables, opened: OpenedCuts, cached: float) -> tuple[int, ...]:
     """Returns the cuts of a static prefix that would answer as many lookups as prefix and cache together."""
     if not opened.slots:
         return opened.prefix
-    inside = _inside(tables, opened.reach or tuple(t.size for t in tables.accesses_by_rank))
+    inside = _inside(tables, opened.local_cuts or tuple(t.size for t in tables.accesses_by_rank))
     return rows_reached(inside, opened.prefix, opened.slots * cached * tables.mean_row_bytes)
 
 
@@ -94,8 +94,8 @@ def batch_reads(tables: Tables, opened: OpenedCuts, lookups: float, cached: floa
     """
     total = tables.accesses or 1.0
     sizes = tuple(t.size for t in tables.accesses_by_rank)
-    reach = opened.reach or sizes
-    inside = _inside(tables, reach)
+    local_cuts = opened.local_cuts or sizes
+    inside = _inside(tables, local_cuts)
     held = sum(n * b for n, b in zip(opened.prefix, tables.row_bytes, strict=True))
     near = sum(t.total for t in inside.accesses_by_rank)
     prefix = sum(t.before(n) for t, n in zip(tables.accesses_by_rank, opened.prefix, strict=True))
@@ -116,11 +116,11 @@ def rounds_of(reads: float, opened: OpenedCuts) -> float:
     return probability_of_any(reads) * max(reads / opened.page_slots, 1.0)
 
 
-def _inside(tables: Tables, reach: tuple[int, ...]) -> Tables:
-    """Returns the rows up to `reach`."""
-    if reach == tuple(t.size for t in tables.accesses_by_rank):
+def _inside(tables: Tables, local_cuts: tuple[int, ...]) -> Tables:
+    """Returns the rows up to `local_cuts`."""
+    if local_cuts == tuple(t.size for t in tables.accesses_by_rank):
         return tables
-    ranked = tuple(t.until(n) for t, n in zip(tables.accesses_by_rank, reach, strict=True))
+    ranked = tuple(t.until(n) for t, n in zip(tables.accesses_by_rank, local_cuts, strict=True))
     return Tables(tables.names, ranked, tables.row_bytes, tables.lookups)
 
 

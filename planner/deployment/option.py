@@ -90,9 +90,9 @@ class Option:
 
     group: the bundle on the device; options of a group share their rows' bytes.
     cuts: number of resident rows of each table; None: all.
-    reached: number of rows that the memory would hold without a cache, by which the option is chosen.
-    tier: the next tier, which holds rows up to `reach`; None: all rows are resident.
-    reach: number of rows of each table before the remote ones.
+    uncached_cuts: rows of each table that the memory would hold without a cache; None: all.
+    tier: the next tier, which holds rows up to `local_cuts`; None: all rows are resident.
+    local_cuts: number of rows of each table before the remote ones; None: no row is remote.
     resident, next_tier_bytes, remote_bytes: bytes of rows in each.
     cache: bytes of the device's memory that cache rows on disk.
     lookups, cached, near: share of lookups within the cuts, within cuts and cache, and within cuts and
@@ -104,8 +104,8 @@ class Option:
     path: int
     group: int
     cuts: tuple[int, ...] | None
-    reached: tuple[int, ...] | None
-    reach: tuple[int, ...] | None
+    uncached_cuts: tuple[int, ...] | None
+    local_cuts: tuple[int, ...] | None
     resident: float
     cache: float
     next_tier_bytes: float
@@ -150,7 +150,7 @@ class Costing:
 
     path: PathProfile
     tables: Tables | None
-    on: Lanes
+    lanes: Lanes
     front: Front
     requirements: Requirements
     below: BelowMemory
@@ -161,27 +161,27 @@ class Costing:
         index: int,
         group: int,
         resident: Residency | None,
-        reach: tuple[int, ...] | None = None,
+        local_cuts: tuple[int, ...] | None = None,
     ) -> Option:
         """Returns the option whose memory has room for `resident` rows (None: for all rows).
 
         resident: number of rows that the memory would hold without a cache; if rows are on disk, the server
-        divides that memory into a prefix and a cache. reach: by table, the rank up to which rows are in the
-        next tier; None: all remaining rows are.
+        divides that memory into a prefix and a cache. local_cuts: by table, the rank up to which rows are in
+        the next tier; None: all remaining rows are.
         """
         everything = float(sum(self.path.memory.tables.values()))
         whole = Residency((), everything, 1.0)
-        held, reached, near, name, cache, cached = whole, None, whole, None, 0.0, 1.0
-        timing = Timing(self.path.latency, None, self.on.hop)
+        held, uncached_cuts, near, name, cache, cached = whole, None, whole, None, 0.0, 1.0
+        timing = Timing(self.path.latency, None, self.lanes.hop)
         if resident is not None and self.below.names and self.tables is not None:
-            name, reached = self.below.names[0], resident.cuts
-            near = whole if reach is None else residency(self.tables, reach)
-            opened = resident_cuts(resident.cuts, reach)
+            name, uncached_cuts = self.below.names[0], resident.cuts
+            near = whole if local_cuts is None else residency(self.tables, local_cuts)
+            opened = resident_cuts(resident.cuts, local_cuts)
             if name == "disk":
-                opened = opened_cuts(self.tables, resident.bytes, self.below.page_bytes, reach)
+                opened = opened_cuts(self.tables, resident.bytes, self.below.page_bytes, local_cuts)
             held, cache = residency(self.tables, opened.prefix), float(opened.cache_bytes)
             cached = residency(self.tables, cached_cuts(self.tables, opened, self.below.cost.cached)).lookups
-            ahead = self.on.kind == "thread"
+            ahead = self.lanes.kind == "thread"
             timing = replace(timing, below=CutTiming(self.tables, opened, self.below, ahead))
         batch = self._batch(timing)
         cost, largest = self._costs(timing, batch)
@@ -189,8 +189,8 @@ class Costing:
             path=index,
             group=group,
             cuts=held.cuts if name else None,
-            reached=reached,
-            reach=near.cuts if name and reach is not None else None,
+            uncached_cuts=uncached_cuts,
+            local_cuts=near.cuts if name and local_cuts is not None else None,
             resident=held.bytes,
             cache=cache,
             next_tier_bytes=near.bytes - held.bytes,
@@ -207,7 +207,7 @@ class Costing:
 
     def window(self, rows: float) -> float:
         """Returns the maximum seconds of the batch of a query of `rows` rows, without the front's time."""
-        return (self.requirements.slo_s - self.front.query_s - self.front.row_s * rows) * self.on.share
+        return (self.requirements.slo_s - self.front.query_s - self.front.row_s * rows) * self.lanes.share
 
     def _batch(self, timing: Timing) -> int:
         """Returns the rows of the largest batch that meets the SLO of a mean query, at least 1."""
@@ -233,7 +233,7 @@ class Costing:
             own = classes[i].rows
             batch = max(float(merged), own)
             seconds = timing.median(batch)
-            window_rows = self.on.count * batch * self.window(own) / seconds
+            window_rows = self.lanes.count * batch * self.window(own) / seconds
             # a window holds at least one query
             cost[i] = own / batch * seconds / headroom(max(window_rows / mean, 1.0), dispersion)
         low, high = max(classes[i].largest for i in kept), max(LARGEST, classes[-1].largest)

@@ -132,12 +132,12 @@ def _overflows(problem: Problem) -> bool:
     device = problem.host
     if device is None or device not in problem.lanes:
         return False
-    on, budget = problem.lanes[device], problem.budget[device]
+    lanes, budget = problem.lanes[device], problem.budget[device]
     on_device = [p for p in problem.paths if p.path.device == device]
     rows = {str(p.path.bundle): sum(p.memory.tables.values()) for p in on_device}
     whole = sum(rows.values()) + sum(p.memory.fixed for p in on_device)
-    below = bool(tiers_below(on.device, problem.machine))
-    return below and on.kind == "process" and budget is not None and whole > budget
+    below = bool(tiers_below(lanes.device, problem.machine))
+    return below and lanes.kind == "process" and budget is not None and whole > budget
 
 
 def _chosen(profile: Profile, requirements: Requirements, tables: Sequence[Tables | None]) -> Choice | None:
@@ -158,7 +158,7 @@ def check_feasible(problem: Problem) -> None:
             costing = problem.costing(i)
             tail = problem.paths[i].latency.tail(smallest)
             front = problem.front.query_s + problem.front.row_s * smallest
-            needed.append((tail / costing.on.share + front, tail, front, i))
+            needed.append((tail / costing.lanes.share + front, tail, front, i))
         total, tail, front, i = min(needed)
         rows = f"{smallest} {'row' if smallest == 1 else 'rows'}"
         parts = f"execution {ms(tail)}, waiting for a lane {ms(total - tail - front)}"
@@ -176,11 +176,11 @@ def check_feasible(problem: Problem) -> None:
         assert budget is not None
         short.append((needed_bytes - budget, needed_bytes, budget, where, option))
     lacking, needed_bytes, budget, where, option = min(short, key=lambda s: s[0])
-    on = problem.lanes.get(where)
-    on_disk = (
-        requirements.lane == "process" and on is not None and bool(tiers_below(on.device, problem.machine))
-    )
-    hint = "; lanes in processes cannot have rows on disk: --lane thread can" if on_disk else ""
+    lanes = problem.lanes.get(where)
+    has_disk = lanes is not None and bool(tiers_below(lanes.device, problem.machine))
+    hint = ""
+    if has_disk and requirements.lane == "process":
+        hint = "; lanes in processes cannot have rows on disk: --lane thread can"
     raise PlanImpossible(
         f"no path that keeps {ms(requirements.slo_s)} fits the memory: the smallest, "
         f"{problem.paths[option.path].path.name}, needs {size(needed_bytes)} of {where}, which has "
@@ -199,10 +199,10 @@ def _lanes(problem: Problem, choice: Choice) -> tuple[PlannedLane, ...]:
     options = [problem.options[i] for i in choice.options]
     used = dict.fromkeys(problem.paths[option.path].path.device for option in options)
     return tuple(
-        PlannedLane(name=device if on.count == 1 else f"{device}.{n}", device=device, kind=kind)
+        PlannedLane(name=device if lanes.count == 1 else f"{device}.{n}", device=device, kind=kind)
         for device in used
-        for on, kind in ((problem.lanes[device], _kind(problem, options, device)),)
-        for n in range(on.count)
+        for lanes, kind in ((problem.lanes[device], _kind(problem, options, device)),)
+        for n in range(lanes.count)
     )
 
 
@@ -212,9 +212,9 @@ def _kind(problem: Problem, options: Sequence[Option], device: str) -> LaneKind:
     A process does not hold the event loop's interpreter lock (docs/results/gpu.md), and if an error makes a
     device's context unusable, only that process is restarted.
     """
-    on = problem.lanes[device]
+    lanes = problem.lanes[device]
     tiered = any(o.cuts is not None for o in options if problem.paths[o.path].path.device == device)
-    return on.kind if tiered or on.device.kind == "cpu" else "process"
+    return lanes.kind if tiered or lanes.device.kind == "cpu" else "process"
 
 
 def _limits(problem: Problem, choice: Choice) -> Limits:
@@ -223,13 +223,13 @@ def _limits(problem: Problem, choice: Choice) -> Limits:
     options = [problem.options[i] for i in choice.options]
     batch = max(o.batch_rows for o in options)
     within = 0.0
-    for device, on in problem.lanes.items():
+    for device, lanes in problem.lanes.items():
         rates = [
             o.batch_rows / o.timing.median(o.batch_rows)
             for o in options
             if problem.paths[o.path].path.device == device
         ]
-        within += max(rates, default=0.0) * on.count * problem.requirements.slo_s
+        within += max(rates, default=0.0) * lanes.count * problem.requirements.slo_s
     largest = max(usual.max_request_rows, *(c.largest for c in problem.classes))
     return Limits(
         max_request_rows=largest,

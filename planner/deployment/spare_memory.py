@@ -49,15 +49,17 @@ def fill_spare_memory(problem: Problem, choice: Choice) -> Problem:
             problem, chosen, {k: _cuts(chosen[k]) for k in widest.values()}, served, spare_bytes
         )
         grown = {k: residency(_tables(problem, chosen[k]), own) for k, own in cuts.items()}
-        reach = _extend_reach(problem, chosen, cuts, served, sum(own.bytes for own in grown.values()))
+        local_cuts = _extend_local_cuts(
+            problem, chosen, cuts, served, sum(own.bytes for own in grown.values())
+        )
         for j in partial:
             path, group = chosen[j].path, chosen[j].group
             k = widest[group]
-            options[choice.options[j]] = problem.costing(path).option(path, group, grown[k], reach[k])
+            options[choice.options[j]] = problem.costing(path).option(path, group, grown[k], local_cuts[k])
     return replace(problem, options=tuple(options))
 
 
-def _extend_reach(
+def _extend_local_cuts(
     problem: Problem,
     options: Sequence[Option],
     cuts: Mapping[int, Cuts],
@@ -68,15 +70,15 @@ def _extend_reach(
 
     memory_bytes: bytes of the rows within cuts, which are in the file on disk too.
     """
-    reach: dict[int, Cuts | None] = dict.fromkeys(cuts)
+    local_cuts: dict[int, Cuts | None] = dict.fromkeys(cuts)
     disk = problem.budget["disk"]
     on_disk = options[next(iter(cuts))].tier == "disk"
     if problem.machine.remote is not None and on_disk and disk is not None:
         left = max(disk - memory_bytes, 0.0)
         for k, down in _extend_cuts(problem, options, cuts, served, left).items():
             whole = tuple(t.size for t in _tables(problem, options[k]).accesses_by_rank)
-            reach[k] = None if down == whole else down
-    return reach
+            local_cuts[k] = None if down == whole else down
+    return local_cuts
 
 
 def _extend_cuts(
@@ -98,8 +100,8 @@ def _extend_cuts(
 
 
 def _cuts(option: Option) -> Cuts:
-    assert option.reached is not None
-    return option.reached
+    assert option.uncached_cuts is not None
+    return option.uncached_cuts
 
 
 def _tables(problem: Problem, option: Option) -> Tables:
@@ -178,9 +180,9 @@ def _placed(problem: Problem, option: Option) -> PlacedPath:
     rows: dict[str, TierCuts] = {}
     if tables is not None:
         whole = tuple(t.size for t in tables.accesses_by_rank)
-        cuts, reach = option.cuts or whole, option.reach or whole
-        for name, size, cut, down in zip(tables.names, whole, cuts, reach, strict=True):
-            # beyond `reach` there is none but where `far` is the disk
+        cuts, local_cuts = option.cuts or whole, option.local_cuts or whole
+        for name, size, cut, down in zip(tables.names, whole, cuts, local_cuts, strict=True):
+            # beyond `local_cuts` there is none but where `far` is the disk
             beyond = {"remote": size - down} if size > down else {}
             rows[name] = TierCuts.model_validate({near: cut, far: down - cut} | beyond)
     sizes = {near: round(option.resident)}

@@ -150,7 +150,7 @@ def _best_batch(free: FreeLane, start: int) -> BatchChoice | None:
     if left_s <= 0:
         return None
     options = lane.options
-    if query.required or query.path >= 0:
+    if query.best_only or query.path >= 0:
         options = _options_of(state, lane, piece)
     tails, cautious_tails = lane.correction.tail, lane.correction.cautious_tail
     has_rejected = False
@@ -201,7 +201,7 @@ def _options_of(state: RouterState, lane: LaneState, piece: Piece) -> list[PathO
     if query.path >= 0 and piece.rows < query.rows:
         representation = paths[query.path].representation
         order = [p for p in lane.paths if paths[p].representation == representation]
-    elif query.required:
+    elif query.best_only:
         order = [p for p in lane.paths if paths[p].value >= state.best_value]
     else:
         return lane.options
@@ -246,7 +246,7 @@ def _merge(
             allowed_s = piece_s
         if tail[total] > allowed_s:
             break
-        if is_degraded and query.required:
+        if is_degraded and query.best_only:
             break
         if query.path >= 0 and piece.rows < query.rows:
             break

@@ -152,20 +152,20 @@ def snapshot(state: RouterState, policy: Policy) -> RouterSnapshot:
 
 
 def explain(
-    state: RouterState, policy: Policy, rows: int, budget_s: float, now_s: float, required: bool
+    state: RouterState, policy: Policy, rows: int, budget_s: float, now_s: float, best_only: bool
 ) -> Explanation:
     """Explains the decision for a hypothetical query. Changes nothing, not even memoized service times."""
     service_times, state.service_times = state.service_times, state.service_times.copy()
     try:
-        return _explain(state, policy, rows, budget_s, now_s, required)
+        return _explain(state, policy, rows, budget_s, now_s, best_only)
     finally:
         state.service_times = service_times
 
 
 def _explain(
-    state: RouterState, policy: Policy, rows: int, budget_s: float, now_s: float, required: bool
+    state: RouterState, policy: Policy, rows: int, budget_s: float, now_s: float, best_only: bool
 ) -> Explanation:
-    query = Query(rows, now_s, now_s + budget_s, required=required)
+    query = Query(rows, now_s, now_s + budget_s, best_only=best_only)
     ahead = (state.queue.rows + state.executing_rows(now_s)) / state.total_rate if state.usable else 0.0
     candidates = tuple(_candidate(state, policy, p, query, ahead) for p in range(len(state.paths)))
     path, reason, why, retry = None, "overload", "", None
@@ -187,7 +187,7 @@ def _explain(
             index, reason = chosen
             path = state.paths[index].name
             why = _WHY[reason] if any(c.feasible for c in candidates) else _WHY_ATTEMPTED
-    return Explanation(rows, budget_s, required, policy.name, path, reason, why, retry, candidates)
+    return Explanation(rows, budget_s, best_only, policy.name, path, reason, why, retry, candidates)
 
 
 _WHY_ATTEMPTED = "no path is predicted to answer within the budget; one is tried anyway"
@@ -239,7 +239,7 @@ def _candidate(state: RouterState, policy: Policy, path: int, query: Query, ahea
         why = "taken out: its weight is 0"
     elif path not in state.allowed_paths:
         why = "the policy does not use it"
-    elif query.required and path_state.value < state.best_value:
+    elif query.best_only and path_state.value < state.best_value:
         why = "the request requires the path of best quality"
     elif not feasible:
         why = f"takes {1e3 * total:.2f} ms with the queue, more than the budget"

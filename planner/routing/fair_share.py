@@ -93,6 +93,6 @@ def _next_level(queue: Queue, at: int) -> int:
 
 def _min_s(state: RouterState, lane: LaneState, query: Query, rows: int) -> float:
     """Predicts the service time in seconds of a piece, or of the part of it that fits in one batch."""
-    path = lane.order[0] if query.required else lane.fastest
+    path = lane.order[0] if query.best_only else lane.fastest
     latency = state.paths[path].latency
     return latency.median[min(rows, lane.max_rows[path])] * lane.correction.median[path]

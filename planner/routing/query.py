@@ -59,7 +59,7 @@ class Query:
     """A request inside the server.
 
     priority: 1 is the highest; 0, the default, is the lowest.
-    required: whether only a path of the highest value may answer.
+    best_only: whether only a path of the highest value may answer.
     payload: the caller's data, which the router ignores.
     path, reason: of its first dispatched part; all parts run on the same representation.
     dispatched_rows, done_rows: rows sent to lanes, and rows executed.
@@ -73,7 +73,7 @@ class Query:
     arrival_s: float
     deadline_s: float
     priority: int = 0
-    required: bool = False
+    best_only: bool = False
     payload: Any = None
     path: int = -1
     reason: Reason = Reason.BEST

@@ -65,8 +65,8 @@ class Router:
 
         Above capacity, goodput depends on the time of the core that rejections leave. A query is rejected if
         its deadline has passed, or if the reading round is overloaded and the query would be late. Only for
-        queries without priority or required quality. Its own rows and deadline decide: the size of a
-        body says nothing about its rows, and an earlier rejection only that counting rows may pay.
+        queries without priority or required quality. A query's own rows and deadline decide. That others
+        were rejected in this round only makes it worth the time to count its rows.
 
         rows: None if unknown.
         """
@@ -94,15 +94,15 @@ class Router:
         state = self.state
         arrival_s, deadline_s, rows = query.arrival_s, query.deadline_s, query.rows
         end_s = self._round.expected_end_s(arrival_s, now_s, state.front.read_share)
-        possible = record_arrival(state, rows, deadline_s - arrival_s, query.required)
+        possible = record_arrival(state, rows, deadline_s - arrival_s, query.best_only)
         rejection = self._rejection(query, end_s, now_s)
         if rejection is None:
             if self.policy.binds_at_arrival:
                 self.policy.accepted(state, query, end_s)
             state.queue.push(query, 0, rows, arrival_s if self.policy.fifo else deadline_s)
         elif rejection.reason is RejectReason.OVERLOAD:
-            losses.record_loss(state, rows, deadline_s - arrival_s, query.required)
-            if possible and not (query.priority or query.required):
+            losses.record_loss(state, rows, deadline_s - arrival_s, query.best_only)
+            if possible and not (query.priority or query.best_only):
                 # one that asks for more than others, or for what none gets, says nothing about them
                 self._round.overloaded = True
         return rejection
@@ -245,7 +245,7 @@ class Router:
                 expired += expire_executing(state, lane, dispatch, now_s)
         for query in expired:
             if not query.reading:  # otherwise the reads are to blame
-                losses.record_loss(state, query.rows, query.deadline_s - query.arrival_s, query.required)
+                losses.record_loss(state, query.rows, query.deadline_s - query.arrival_s, query.best_only)
             if self.policy.learns:
                 self.policy.finished(query, now_s)
         return expired
@@ -312,9 +312,9 @@ class Router:
             self._ticked_s = now_s
         self.policy.prepare(state)
 
-    def explain(self, rows: int, budget_s: float, now_s: float, required: bool = False) -> Explanation:
+    def explain(self, rows: int, budget_s: float, now_s: float, best_only: bool = False) -> Explanation:
         """Explains which path a query of `rows` rows would get now. Changes nothing."""
-        return explain(self.state, self.policy, rows, budget_s, now_s, required)
+        return explain(self.state, self.policy, rows, budget_s, now_s, best_only)
 
     def snapshot(self) -> RouterSnapshot:
         """Returns the state as plain numbers."""

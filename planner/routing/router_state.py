@@ -215,7 +215,7 @@ class RouterState:
         self.service_times = ServiceTimes(lane_paths)
         if lane_paths:  # otherwise keep the old ones, or no query would count as possible demand
             self.alone_times = ServiceTimes(self._lane_paths(undisturbed=True))
-            self.best_alone_times = ServiceTimes(self._lane_paths(required=True, undisturbed=True))
+            self.best_alone_times = ServiceTimes(self._lane_paths(best_only=True, undisturbed=True))
         lanes_rate = sum(lane.rate for lane in self.usable)
         self.front_factor = self.total_rate / lanes_rate if lanes_rate else 1.0
         self.max_merge_rows = max((lane.merge_rows[lane.fastest] for lane in self.usable), default=1)
@@ -316,20 +316,20 @@ class RouterState:
                     rate = 1 / self._row_s(other, other.order[0])
                 lane.faster.append(FasterLane(other, rate))
 
-    def is_possible(self, rows: int, budget_s: float, required: bool = False) -> bool:
+    def is_possible(self, rows: int, budget_s: float, best_only: bool = False) -> bool:
         """Whether a query alone on the server meets its budget, on the fastest path that it allows.
 
         A client may choose a budget that is too small at any load. It does not indicate load and must not
         affect the answers to others.
 
-        required: whether only paths of the highest value may answer.
+        best_only: whether only paths of the highest value may answer.
         """
-        return self.slack_s(rows, budget_s, required) >= 0
+        return self.slack_s(rows, budget_s, best_only) >= 0
 
-    def slack_s(self, rows: int, budget_s: float, required: bool = False) -> float:
+    def slack_s(self, rows: int, budget_s: float, best_only: bool = False) -> float:
         """Returns the seconds for which a query may wait if it executes alone, as in `is_possible`."""
         front = self.front
-        alone_s = (self.best_alone_times if required else self.alone_times)[rows]
+        alone_s = (self.best_alone_times if best_only else self.alone_times)[rows]
         return budget_s - alone_s - front.answer_s - front.answer_row_s * rows
 
     def answer_s(self, query: Query) -> float:
@@ -364,12 +364,12 @@ class RouterState:
 
     def best_service_time_s(self, rows: int) -> float:
         """Returns `service_time_s`, alone and on paths of the highest value; infinity if no lane has one."""
-        return service_time_s(self._lane_paths(required=True), rows)
+        return service_time_s(self._lane_paths(best_only=True), rows)
 
-    def _lane_paths(self, required: bool = False, undisturbed: bool = False) -> list[LanePath]:
+    def _lane_paths(self, best_only: bool = False, undisturbed: bool = False) -> list[LanePath]:
         """Returns each usable lane with its fastest path.
 
-        required: whether to take lanes' paths of the highest value instead.
+        best_only: whether to take lanes' paths of the highest value instead.
         undisturbed: whether to use the lanes' undisturbed speed.
         """
         lanes = [0] * len(self.devices)
@@ -378,7 +378,7 @@ class RouterState:
         found = []
         for lane in self.usable:
             p = lane.fastest
-            if required:
+            if best_only:
                 p = next((p for p in lane.paths if self.paths[p].value >= self.best_value), -1)
             if p >= 0:
                 tail = self.paths[p].latency.tail

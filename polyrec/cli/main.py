@@ -1,4 +1,4 @@
-"""Implements the command line, `polyrec VERB`, with one module per verb.
+"""Implements the command line, `polyrec VERB`, with one module per verb, in the folder of its heading.
 
 A verb's module defines `EXAMPLE`, `add_arguments(parser)` and `run(args) -> exit status`. Only the module of
 the verb in use is imported, and its heavy imports are inside `run`, so that `--help` is fast.
@@ -38,12 +38,14 @@ GROUPS = {
         "plan": "choose paths, lanes and the placement of rows for an SLO, traffic and memory budgets",
         "simulate": "simulate a plan under traffic and faults: goodput, latency, quality",
     },
-    "serve and measure": {
+    "serve": {
         "serve": "serve a bundle or a plan over HTTP",
         "cluster": "run replicas of a server on a Ray cluster, behind one port",
         "rollout": "try a new version on a share of a server's requests; promote it or roll it back",
         "loop": "train on a server's prediction log repeatedly; evaluate, publish and try each version",
         "feed": "send a stream of row updates to a server",
+    },
+    "measure": {
         "load": "load test a server in open loop, and report latency and outcomes",
         "bench": "measure how much load each routing policy serves within an SLO, on a live server",
         "top": "show a server's rate, latency, paths and lanes, live in the terminal",
@@ -52,8 +54,16 @@ GROUPS = {
         "completion": "print the completion script of a shell",
     },
 }
-"""Verbs with their help, by heading, in the order in which a user meets them."""
+"""Verbs with their help, by heading, in the order in which a user meets them. A heading names the folder of
+its verbs' modules.
+"""
 VERBS = {verb: text for verbs in GROUPS.values() for verb, text in verbs.items()}
+
+
+def module_of(verb: str) -> str:
+    """Returns the name of the module that implements a verb."""
+    folder = next(heading for heading, verbs in GROUPS.items() if verb in verbs)
+    return f"polyrec.cli.{folder}.{verb if verb != 'import' else 'import_'}"
 
 
 def build_parser(complete: Collection[str] = tuple(VERBS)) -> Parser:
@@ -79,7 +89,7 @@ def build_parser(complete: Collection[str] = tuple(VERBS)) -> Parser:
         subparser = verbs.add_parser(verb, help=text, description=text)
         if verb not in complete:
             continue
-        module = import_module(f"polyrec.cli.{verb if verb != 'import' else 'import_'}")
+        module = import_module(module_of(verb))
         subparser.epilog = f"example: {module.EXAMPLE}"
         module.add_arguments(subparser)
         subparser.set_defaults(run=module.run)

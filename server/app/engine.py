@@ -23,13 +23,14 @@ from polyrec.models.bundle.bundle import Bundle, code_version
 from polyrec.models.tiers.stack import TierStack
 from polyrec.models.tiers.updates.changes import Changes
 from polyrec.planner.plan import Plan, Routing
+from polyrec.server.access.access import Access
 from polyrec.server.app.background import run_in_thread, start_task
 from polyrec.server.app.logs import MODEL
+from polyrec.server.app.opening import open_serving
 from polyrec.server.app.served_model import ALIAS
-from polyrec.server.app.serving import ENDPOINTS, Generation, Serving, open_serving
+from polyrec.server.app.serving import ENDPOINTS, LoadedPlan, Serving
 from polyrec.server.clock import clock
 from polyrec.server.errors import Conflict, NotReady
-from polyrec.server.http.access import Access
 from polyrec.server.live_quality.live import LiveQuality
 from polyrec.server.live_quality.settings import LiveQualitySettings
 from polyrec.server.metrics.metrics import Metrics
@@ -90,7 +91,7 @@ class Engine:
         """Callbacks for each generation that goes into service; called from any thread."""
         self.default_budget_s = self.max_budget_s = 0.0
         """Latency budget of requests that name none, and the operator's cap on budgets."""
-        self.previous: Generation | None = None
+        self.previous: LoadedPlan | None = None
         self.update_store = UpdateStore()
         self.routing = Routing()
         self.outcomes_without_path = {e: self.metrics.outcomes(e, NO_PATH) for e in ENDPOINTS}
@@ -189,7 +190,7 @@ class Engine:
         if old is not None:
             what = f"{model.name} {model.version}"
             self.metrics.events.add(clock(), "reload", f"reload: {what} took over")
-            self.previous = old.generation
+            self.previous = old.loaded_plan
             left = left_behind(old.tiers.changes, serving.tiers.changes)
             self._kept_updates += tuple(old.tiers.changes.values())
             self.update_store.keep_only(self._kept_updates)
@@ -233,7 +234,7 @@ class Engine:
         """Returns the tiers in service by path. Raises NotReady before the first generation."""
         return self.serving.tiers.stacks
 
-    def route(self, routing: Routing) -> None:
+    def set_routing(self, routing: Routing) -> None:
         """Sets another routing policy or other weights, which last until the next plan."""
         self.serving.dispatcher.router.set_policy(routing)
         weights = "".join(f", {path} x {weight:g}" for path, weight in routing.weights.items())

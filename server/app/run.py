@@ -34,6 +34,7 @@ from starlette.types import ASGIApp
 from polyrec.models.allocator import retain_freed_memory
 from polyrec.models.errors import PolyrecError
 from polyrec.models.fetching.url import ModelUrl
+from polyrec.server.access.access import Access
 from polyrec.server.app.background import is_working, run_in_thread, start_task
 from polyrec.server.app.drain import Drain
 from polyrec.server.app.engine import Engine, LifecycleState
@@ -46,7 +47,6 @@ from polyrec.server.app.tls import check_tls, reload_tls, server_context
 from polyrec.server.clock import clock
 from polyrec.server.codecs.json_rows import MAX_DIGITS
 from polyrec.server.grpc.opening import GrpcPort, require_packages
-from polyrec.server.http.access import Access
 from polyrec.server.http.admin import Admin
 from polyrec.server.http.app import Application, create_app
 from polyrec.server.http.connection.access_log import AccessLog

@@ -25,9 +25,9 @@ from polyrec.models.tiers.remote.login import Login
 from polyrec.models.tiers.tier_settings import StoreUrl
 from polyrec.planner.plan import BudgetMs, Plan, Policy, Rows, TabledRows
 from polyrec.planner.routing.sharing.machine_time import ModelShare
+from polyrec.server.access.tokens import OpenRight
 from polyrec.server.app.kubernetes import is_service_variable
 from polyrec.server.app.logs import LogFormat
-from polyrec.server.app.tokens import OpenRight
 from polyrec.server.errors import shortened
 from polyrec.server.http.connection.limits import ConnectionLimits, descriptor_limit
 from polyrec.server.live_quality.settings import (
@@ -118,7 +118,7 @@ class Settings(Strict):
         processes if there are several.
     policy: replaces the plan's routing policy.
     admin_token: token that POST /v1/admin/... requires as `Authorization: Bearer`; None: no administration.
-    tokens: file of the clients that may request predictions (server/app/tokens.py); None: all clients may.
+    tokens: file of the clients that may request predictions (server/access/tokens.py); None: all clients may.
     open_rights: rights of all clients: `priority`, `quality`, or both separated by a comma.
     tls_cert, tls_key: PEM files of the certificate chain and its key; both or none.
     processes: number of server processes that share the port (server/app/processes.py); each has a port of

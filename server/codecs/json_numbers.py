@@ -49,7 +49,7 @@ def may_be_slow(body: bytes) -> bool:
     return int(np.count_nonzero(exponents)) > MAX_EXPONENTS
 
 
-def numbers(raws: Sequence[msgspec.Raw], where: str) -> list[float | None]:
+def convert_values(raws: Sequence[msgspec.Raw], where: str) -> list[float | None]:
     """Converts one value per row; returns None for a missing value. Raises Invalid or Malformed.
 
     where: location of a value for messages, with `{}` for the row.
@@ -57,7 +57,7 @@ def numbers(raws: Sequence[msgspec.Raw], where: str) -> list[float | None]:
     return _checked(b"[%b]" % b",".join(raws), where)
 
 
-def column(raw: msgspec.Raw, where: str, max_rows: int) -> list[float | None] | None:
+def convert_column(raw: msgspec.Raw, where: str, max_rows: int) -> list[float | None] | None:
     """Converts a JSON list of numbers, or null. Raises Invalid, Malformed or TooLarge.
 
     where: location of the list for messages.

@@ -22,7 +22,7 @@ from polyrec.models.schema.request import hashed_apart
 from polyrec.models.schema.schema import Categorical, Dense, Schema
 from polyrec.planner.plan import Limits
 from polyrec.server.codecs.body_limits import BodyLimits
-from polyrec.server.codecs.json_numbers import MISSING, column, may_be_slow, numbers
+from polyrec.server.codecs.json_numbers import MISSING, convert_column, convert_values, may_be_slow
 from polyrec.server.codecs.request_features import ColumnFeatures
 from polyrec.server.codecs.rows import Column, Columns
 from polyrec.server.errors import QUOTED, Invalid, Malformed, TooLarge, shortened
@@ -66,7 +66,7 @@ class _Parsers:
     rank: msgspec.json.Decoder[Any]
 
 
-class Decoder:
+class JsonDecoder:
     """Parses the bodies of one schema.
 
     body_limits: limits on their bytes and structure.
@@ -170,7 +170,7 @@ class Decoder:
             if raw_numbers:
                 for i, feature in enumerate(self._context):
                     if isinstance(feature, Dense):
-                        context[i] = numbers(context[i] or (), f"$.context.{feature.name}")
+                        context[i] = convert_values(context[i] or (), f"$.context.{feature.name}")
         features = None
         if self._request is not None:
             features = self._request.ranked(*self._named(context, candidate), rows)
@@ -190,14 +190,14 @@ class Decoder:
             if raw_numbers:
                 for i, feature in enumerate(features):
                     if isinstance(feature, Dense):
-                        columns[i] = numbers(columns[i], f"$.{where}[{{}}].{feature.name}")
+                        columns[i] = convert_values(columns[i], f"$.{where}[{{}}].{feature.name}")
             return columns, rows
         columns = list(astuple(given))
         if raw_numbers:
             for i, feature in enumerate(features):
                 if isinstance(feature, Dense):
                     place = f"$.{where}.{feature.name}"
-                    columns[i] = column(columns[i], place, self._limits.max_request_rows)
+                    columns[i] = convert_column(columns[i], place, self._limits.max_request_rows)
         sizes = [len(column) for column in columns if column is not None]
         rows = max(sizes, default=0)
         self._check_rows(rows, where)

@@ -67,7 +67,7 @@ class InferRequest(NamedTuple):
     binary_output: bool
     timeout_us: int = 0
     priority: int = 0
-    required: bool = False
+    best_only: bool = False
 
 
 class OipCodec:

@@ -46,7 +46,7 @@ class RepeatedContexts:
         bags = {name: _bags_of(first, *bag) for name, bag in context.bags.items()}
         once = RoleTensors(context.dense[first], context.sparse[first], bags)
         context_row = np.cumsum(changed) - 1
-        return RankedTensors(once, candidate, context_row, rows.request, rows.request_lengths)
+        return RankedTensors(once, candidate, context_row, rows.request_features, rows.request_lengths)
 
     def _of(self, role: Role, rows: Tensors) -> RoleTensors:
         """Returns the features of one role for every row."""

@@ -26,10 +26,9 @@ from polyrec.models.schema.request import (
 )
 from polyrec.models.schema.schema import ROLES, Schema
 from polyrec.models.schema.vocabulary import Vocabulary
+from polyrec.server.codecs.rows import Bags, Column
 
-Column = Sequence[Any] | None
-Columns = Mapping[str, Column]
-Bags = Mapping[str, tuple[I64, I64]]
+NamedColumns = Mapping[str, Column]
 
 
 class ColumnFeatures:
@@ -39,14 +38,14 @@ class ColumnFeatures:
         self._features = RequestFeatures(schema)
         self._bags = {f.name: f for f in self._features.bags}
 
-    def ranked(self, context: Columns, candidate: Columns, rows: int) -> F64:
+    def ranked(self, context: NamedColumns, candidate: NamedColumns, rows: int) -> F64:
         """Computes the features of one context's candidates: float64 [rows, features].
 
         Raises FeatureError.
         """
         return self._features(self._rows(context, 1, candidate, rows))
 
-    def plain(self, context: Columns, candidate: Columns, rows: int, group: Column = None) -> F64:
+    def plain(self, context: NamedColumns, candidate: NamedColumns, rows: int, group: Column = None) -> F64:
         """Computes the features of plain rows: float64 [rows, features]. Raises FeatureError.
 
         group: the request of each row, None if all rows are of one request.
@@ -57,7 +56,7 @@ class ColumnFeatures:
         (codes,) = codes_of_values([group])
         return self._features.compute_grouped(raw, codes)
 
-    def _rows(self, context: Columns, contexts: int, candidate: Columns, rows: int) -> RequestRows:
+    def _rows(self, context: NamedColumns, contexts: int, candidate: NamedColumns, rows: int) -> RequestRows:
         features = self._features
         numbers: dict[str, F64] = {}
         for name in features.numbers:

@@ -54,11 +54,11 @@ def rows_of_rank(body: bytes) -> int | None:
 
 
 def rows_of_tensors(body: bytes) -> int | None:
-    """Returns the most rows of any matrix of an inference request in JSON.
+    """Returns the rows of the longest matrix of an inference request in JSON; in a ranking, its candidates.
 
-    Of a ranking these are the candidates. Vectors are left out, also as [n, 1], since one of ids has more
-    values than rows. A matrix that the body has too few bytes for is left to the parser: nobody else's
-    answers may depend on rows that were only claimed.
+    Vectors, also of shape [n, 1], are ignored, because the values of a multi-valued feature are one that is
+    longer than the request has rows. Returns None if the body is too short for a shape that it claims, since
+    admission control must not count rows that do not exist.
     """
     if _ESCAPE in body:
         return None

@@ -56,7 +56,7 @@ class Columns:
     names: names of the context features and of the candidate features.
     context, candidate: their columns in the same order.
     context_row: int64 [rows], the context of each row; None if each row has its own.
-    request: float64 [rows, features], the request features; None if the schema has none.
+    request_features: float64 [rows, features]; None if the schema has none.
     group: the request of each row if the client sent it; for the prediction log.
     """
 
@@ -66,7 +66,7 @@ class Columns:
     rows: int
     context_rows: int
     context_row: I64 | None = None
-    request: F64 | None = None
+    request_features: F64 | None = None
     group: Column = None
 
     @property
@@ -91,7 +91,7 @@ class Columns:
             sum(rows),
             sum(context_rows),
             context_row,
-            _joined_requests([p.request for p in parts]),
+            _joined_request_features([p.request_features for p in parts]),
         )
 
     def encode(self, encoder: Encoder) -> Batch:
@@ -99,7 +99,10 @@ class Columns:
         return Batch(
             encoder.block("context", dict(zip(context, self.context, strict=True)), self.context_rows),
             encoder.block(
-                "candidate", dict(zip(candidate, self.candidate, strict=True)), self.rows, self.request
+                "candidate",
+                dict(zip(candidate, self.candidate, strict=True)),
+                self.rows,
+                self.request_features,
             ),
             self.context_row,
         )
@@ -107,12 +110,14 @@ class Columns:
     def part(self, first: int, rows: int) -> Columns:
         end = first + rows
         candidate = [None if c is None else c[first:end] for c in self.candidate]
-        request = None if self.request is None else self.request[first:end]
+        request_features = _part_of(self.request_features, first, end)
         if self.context_row is not None:
             row = self.context_row[first:end]
-            return Columns(self.names, self.context, candidate, rows, self.context_rows, row, request)
+            return Columns(
+                self.names, self.context, candidate, rows, self.context_rows, row, request_features
+            )
         context = [None if c is None else c[first:end] for c in self.context]
-        return Columns(self.names, context, candidate, rows, rows, None, request)
+        return Columns(self.names, context, candidate, rows, rows, None, request_features)
 
 
 def _joined(columns: Sequence[Column], rows: Sequence[int]) -> Column:
@@ -129,7 +134,7 @@ def _joined(columns: Sequence[Column], rows: Sequence[int]) -> Column:
 class Tensors:
     """Stable ids of every feature, for `Encoder.from_ids`. Lengths are validated.
 
-    request: see `Columns`.
+    request_features: see `Columns`.
     request_lengths: consecutive rows of each request, None if all are of one; for the prediction log.
     """
 
@@ -137,7 +142,7 @@ class Tensors:
     sparse: I64
     bags: Bags
     rows: int
-    request: F64 | None = None
+    request_features: F64 | None = None
     request_lengths: I64 | None = None
     plain = True
 
@@ -150,11 +155,11 @@ class Tensors:
             np.concatenate([p.sparse for p in parts]),
             _joined_bags([p.bags for p in parts]),
             sum(p.rows for p in parts),
-            _joined_requests([p.request for p in parts]),
+            _joined_request_features([p.request_features for p in parts]),
         )
 
     def encode(self, encoder: Encoder) -> Batch:
-        return encoder.from_ids(self.dense, self.sparse, self.bags, self.request)
+        return encoder.from_ids(self.dense, self.sparse, self.bags, self.request_features)
 
     def part(self, first: int, rows: int) -> Tensors:
         end = first + rows
@@ -163,7 +168,7 @@ class Tensors:
             self.sparse[first:end],
             _part_of_bags(self.bags, first, end),
             rows,
-            None if self.request is None else self.request[first:end],
+            _part_of(self.request_features, first, end),
         )
 
 
@@ -199,14 +204,14 @@ class RankedTensors:
     """Stable ids of contexts and their candidates.
 
     context_row: int64 [rows], see `Batch`.
-    request: see `Columns`.
+    request_features: see `Columns`.
     request_lengths: see `Tensors`.
     """
 
     context: RoleTensors
     candidate: RoleTensors
     context_row: I64
-    request: F64 | None = None
+    request_features: F64 | None = None
     request_lengths: I64 | None = None
     plain = False
 
@@ -225,20 +230,26 @@ class RankedTensors:
             RoleTensors.merged([p.context for p in parts]),
             RoleTensors.merged([p.candidate for p in parts]),
             context_row,
-            _joined_requests([p.request for p in parts]),
+            _joined_request_features([p.request_features for p in parts]),
         )
 
     def encode(self, encoder: Encoder) -> Batch:
         context, candidate = (
-            encoder.ids_block(role, tensors.dense, tensors.sparse, tensors.bags, self.request)
+            encoder.ids_block(role, tensors.dense, tensors.sparse, tensors.bags, self.request_features)
             for role, tensors in zip(ROLES, (self.context, self.candidate), strict=True)
         )
         return Batch(context, candidate, self.context_row)
 
     def part(self, first: int, rows: int) -> RankedTensors:
         row = self.context_row[first : first + rows]
-        request = None if self.request is None else self.request[first : first + rows]
-        return RankedTensors(self.context, self.candidate.part(first, rows), row, request)
+        request_features = (
+            None if self.request_features is None else self.request_features[first : first + rows]
+        )
+        return RankedTensors(self.context, self.candidate.part(first, rows), row, request_features)
+
+
+def _part_of(request_features: F64 | None, first: int, end: int) -> F64 | None:
+    return None if request_features is None else request_features[first:end]
 
 
 def _part_of_bags(bags: Bags, first: int, end: int) -> Bags:
@@ -259,7 +270,7 @@ def _joined_bags(parts: Sequence[Bags]) -> Bags:
     }
 
 
-def _joined_requests(parts: Sequence[F64 | None]) -> F64 | None:
+def _joined_request_features(parts: Sequence[F64 | None]) -> F64 | None:
     """Concatenates request features, which either all or no requests of a schema have."""
     given = [part for part in parts if part is not None]
     return np.concatenate(given) if given else None

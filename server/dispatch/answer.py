@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from polyrec.models.schema.batch import F32
 from polyrec.planner.routing.query import Query
 from polyrec.server.codecs.rows import Rows
-from polyrec.server.dispatch.cold_rows import SeenQueries
+from polyrec.server.dispatch.cold_rows import LookedUpQueries
 from polyrec.server.tracing.trace import Trace
 
 log = logging.getLogger("polyrec.dispatcher")
@@ -136,8 +136,8 @@ class Outbox:
         self._delivered += len(settled)
         self._spent_s += time.thread_time() - began_s
 
-    def spent(self) -> tuple[float, int]:
-        """Returns CPU seconds spent on delivery and the number of answers delivered since the last call."""
+    def take_spent(self) -> tuple[float, int]:
+        """Returns and resets the CPU seconds spent on delivery and the number of answers delivered."""
         spent = self._spent_s, self._delivered
         self._spent_s, self._delivered = 0.0, 0
         return spent
@@ -148,7 +148,7 @@ class QueryPayload:
     """Server data attached to a query, which the router ignores: rows, answer, parts computed so far, trace.
 
     lost: whether the remote store failed to return rows of a batch that the query was in.
-    seen: the row lookup at arrival, if the path that would probably answer has rows in slow tiers.
+    looked_up: the row lookup at arrival, if the path that would probably answer has rows in slow tiers.
     """
 
     rows: Rows
@@ -156,15 +156,15 @@ class QueryPayload:
     probabilities: F32 | None = None
     lost: bool = False
     trace: Trace | None = None
-    seen: SeenQueries | None = None
+    looked_up: LookedUpQueries | None = None
 
 
 def settle(query: Query, outcome: Answer | Exception) -> None:
     """Sets the outcome of a query and releases its view of the tiers; later calls are ignored."""
     payload: QueryPayload = query.payload
     payload.answer.settle(outcome)
-    if payload.seen is not None:
-        payload.seen.release(query)
+    if payload.looked_up is not None:
+        payload.looked_up.release_view(query)
 
 
 def fail(query: Query, error: Exception) -> None:

@@ -42,7 +42,7 @@ log = logging.getLogger("polyrec.serving")
 
 
 @dataclass(slots=True, eq=False)
-class SeenQueries:
+class LookedUpQueries:
     """Queries whose rows were encoded and looked up together.
 
     queries: in the order of the batch.
@@ -50,7 +50,7 @@ class SeenQueries:
     cold: cold queries, with the number of rows each is missing by tier.
     pages, remote: distinct disk pages and remote rows that the cold queries need.
     fetched: the remote rows once fetched, valid only for batches encoded in the same row order.
-    holding: queries without an outcome that keep the view open.
+    view_users: queries without an outcome, which keep the view open.
     """
 
     stack: TierStack
@@ -62,7 +62,7 @@ class SeenQueries:
     pages: I64 = field(default_factory=lambda: np.empty(0, np.int64))
     remote: I64 = field(default_factory=lambda: np.empty(0, np.int64))
     fetched: FetchedRows | None = None
-    holding: set[Query] = field(default_factory=set)
+    view_users: set[Query] = field(default_factory=set)
 
     def matches(self, parts: Sequence[Part]) -> bool:
         """Whether `parts` are exactly these queries, unsplit and in this order."""
@@ -80,16 +80,16 @@ class SeenQueries:
         same = self.stack is batch_view.stack and self.encoder is batch_view.encoder
         return same and not self.cold.get(query, NO_MISSES).remote
 
-    def hold(self, queries: Sequence[Query]) -> None:
-        """Keeps the newest view open for each query until its `release`."""
+    def keep_view(self, queries: Sequence[Query]) -> None:
+        """Keeps the newest view open for each query until its `release_view`."""
         self.view = self.stack.views.enter()
-        self.holding.update(queries)
+        self.view_users.update(queries)
 
-    def release(self, query: Query) -> None:
-        """Ends one query's hold; the last one closes the view and drops the fetched rows."""
-        if query in self.holding:
-            self.holding.discard(query)
-            if not self.holding:
+    def release_view(self, query: Query) -> None:
+        """Ends one query's use of the view; the last one closes it and drops the fetched rows."""
+        if query in self.view_users:
+            self.view_users.discard(query)
+            if not self.view_users:
                 self.fetched = None
                 self.stack.views.leave(self.view)
 
@@ -135,7 +135,7 @@ class ColdRows:
         remote = any(stack.tiers.remote is not None for stack, _, _ in self._paths.values())
         self._fetcher = Fetcher() if remote else None
 
-    def look_up(self, path: int | None, queries: Sequence[Query]) -> list[SeenQueries]:
+    def look_up(self, path: int | None, queries: Sequence[Query]) -> list[LookedUpQueries]:
         """Encodes queries and looks up their rows. Leaves out queries that cannot be encoded.
 
         path: index of the path that will probably answer, None if not known yet.
@@ -153,33 +153,33 @@ class ColdRows:
             batch = encode([query.payload.rows for query in ordered], encoder)
         except FeatureError:
             # retry one by one; the query that cannot be encoded fails later, in its dispatch
-            return [seen for q in queries for seen in self.look_up(path, [q])] if len(queries) > 1 else []
-        seen = SeenQueries(stack, view, encoder, ordered, batch)
+            return [one for q in queries for one in self.look_up(path, [q])] if len(queries) > 1 else []
+        looked_up = LookedUpQueries(stack, view, encoder, ordered, batch)
         if near.holds(batch):
             self.figures.hot += len(ordered)
-            return [seen]
+            return [looked_up]
         lookups = fused.lookups(batch)
         missing = stack.ahead.missing(lookups.rows())
         if missing.nothing:
             self.figures.hot += len(ordered)
-            return [seen]
+            return [looked_up]
         owner = owners(batch, lookups, ordered) if len(ordered) > 1 else None
         pages, remote = missing.counts(owner, len(ordered))
         misses = pages + remote
         cold = np.flatnonzero(misses).tolist()
         for i in cold:
-            seen.cold[ordered[i]] = Misses(int(pages[i]), int(remote[i]))
-        seen.pages, seen.remote = missing.distinct(None if owner is None else misses[owner] > 0)
+            looked_up.cold[ordered[i]] = Misses(int(pages[i]), int(remote[i]))
+        looked_up.pages, looked_up.remote = missing.distinct(None if owner is None else misses[owner] > 0)
         figures = self.figures
         figures.hot += len(ordered) - len(cold)
         figures.cold += len(cold)
         figures.pages += int(pages.sum())
         figures.remote += int(remote.sum())
-        return [seen]
+        return [looked_up]
 
-    def read(self, seen: SeenQueries, queries: Sequence[Query], done: OnRead) -> None:
+    def read(self, looked_up: LookedUpQueries, queries: Sequence[Query], done: OnRead) -> None:
         """Starts reading the missing rows of cold queries; calls `done` for each on the running loop."""
-        ColdReads(seen, queries, self.figures, done, asyncio.get_running_loop()).begin(
+        ColdReads(looked_up, queries, self.figures, done, asyncio.get_running_loop()).begin(
             self._readers, self._fetcher
         )
 
@@ -210,9 +210,9 @@ def owners(batch: Batch, lookups: Lookups, queries: Sequence[Query]) -> I64:
 
 @dataclass(slots=True, eq=False)
 class ColdReads:
-    """The disk and remote reads of the cold queries of one `SeenQueries`; they run in parallel."""
+    """The disk and remote reads of the cold queries of one `LookedUpQueries`; they run in parallel."""
 
-    seen: SeenQueries
+    looked_up: LookedUpQueries
     queries: Sequence[Query]
     figures: ColdRowFigures
     done: OnRead
@@ -222,16 +222,16 @@ class ColdReads:
     left: int = 0
 
     def begin(self, readers: ThreadPoolExecutor, fetcher: Fetcher | None) -> None:
-        seen = self.seen
-        self.left = bool(seen.pages.size) + bool(seen.remote.size)
-        if seen.pages.size:
-            ahead = seen.stack.ahead
-            readers.submit(self._wait, ahead, ahead.read(seen.pages).tickets)
-        if seen.remote.size:
+        looked_up = self.looked_up
+        self.left = bool(looked_up.pages.size) + bool(looked_up.remote.size)
+        if looked_up.pages.size:
+            ahead = looked_up.stack.ahead
+            readers.submit(self._wait, ahead, ahead.read(looked_up.pages).tickets)
+        if looked_up.remote.size:
             assert fetcher is not None
-            seen.hold(self.queries)
-            if seen.view.encoder is seen.encoder:
-                fetcher.fetch(seen.stack.ahead, seen.view, seen.remote, self._fetched)
+            looked_up.keep_view(self.queries)
+            if looked_up.view.encoder is looked_up.encoder:
+                fetcher.fetch(looked_up.stack.ahead, looked_up.view, looked_up.remote, self._fetched)
             else:
                 self.loop.call_soon(self._read, 1)
 
@@ -245,7 +245,7 @@ class ColdReads:
 
     def _fetched(self, layer: FetchedRows | None) -> None:
         """Stores the remote rows; called in the fetcher's thread."""
-        self.seen.fetched = layer
+        self.looked_up.fetched = layer
         self._report(1)
 
     def _report(self, tier: int) -> None:

@@ -44,7 +44,7 @@ class ControlLoop:
     """The control loop of one dispatcher.
 
     on_tick: called at the end of a tick; returns whether queries wait, which keeps the loop running.
-    answering: returns CPU seconds of answering since the last call, and the number of answers.
+    take_answering: returns and resets the CPU seconds of answering and the number of answers.
     running: whether it ticks now.
     idle_ticks: ticks since the last query.
     executing_s: CPU seconds of execution on the event loop since the last tick.
@@ -55,30 +55,30 @@ class ControlLoop:
         router: Router,
         observer: Observer,
         on_tick: Callable[[], bool],
-        answering: Callable[[], tuple[float, int]],
+        take_answering: Callable[[], tuple[float, int]],
     ) -> None:
         self._router = router
         self._observer = observer
         self._on_tick = on_tick
-        self._answering = answering
+        self._take_answering = take_answering
         self.running = False
         self.idle_ticks = 0
         self.executing_s = 0.0
         self._spent_s = 0.0
         self._use = LoopUse()
-        self._seen = (0.0, 0)
+        self._use_at_tick = (0.0, 0)
         self._timer: asyncio.TimerHandle | None = None
 
     def share(self, other: ControlLoop) -> None:
         """Shares CPU accounting with another control loop on the same event loop."""
         self._use = other._use
-        self._seen = self._use.spent_s, self._use.queries
+        self._use_at_tick = self._use.spent_s, self._use.queries
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Starts ticking."""
         self.running = True
         self._spent_s, self.executing_s = time.thread_time(), 0.0
-        self._seen = self._use.spent_s, self._use.queries
+        self._use_at_tick = self._use.spent_s, self._use.queries
         self._schedule(loop)
 
     def close(self) -> None:
@@ -103,11 +103,11 @@ class ControlLoop:
 
     def _loop_time_share(self, loop_s: float) -> LoopTime:
         """Returns this dispatcher's share of the loop's CPU time; reading time is split by arrivals."""
-        answering_s, answers = self._answering()
+        answering_s, answers = self._take_answering()
         queries = self._router.state.observed.new_queries
         use = self._use
         use.add(self.executing_s + answering_s, queries)
-        spent_s, arrived = use.spent_s - self._seen[0], use.queries - self._seen[1]
-        self._seen = use.spent_s, use.queries
+        spent_s, arrived = use.spent_s - self._use_at_tick[0], use.queries - self._use_at_tick[1]
+        self._use_at_tick = use.spent_s, use.queries
         share = queries / arrived if arrived else 0.0
         return LoopTime(max(0.0, loop_s - spent_s) * share + answering_s, answering_s, answers)

@@ -20,7 +20,7 @@ from polyrec.planner.routing.sharing.pools import LanePlace
 from polyrec.server.clock import clock
 from polyrec.server.codecs.rows import Rows
 from polyrec.server.dispatch.answer import Outbox, Pending, QueryPayload, fail
-from polyrec.server.dispatch.cold_rows import ColdRows, SeenQueries
+from polyrec.server.dispatch.cold_rows import ColdRows, LookedUpQueries
 from polyrec.server.dispatch.control_loop import ControlLoop
 from polyrec.server.dispatch.executor import ExecutionPath, Executor
 from polyrec.server.dispatch.observer import Observer
@@ -55,7 +55,7 @@ class Dispatcher:
         self.cold_rows = cold_rows
         self._arrived: list[Query] = []
         """New queries whose rows have not been looked up yet; used only with `cold_rows`."""
-        self._to_read: list[tuple[SeenQueries, list[Query]]] = []
+        self._to_read: list[tuple[LookedUpQueries, list[Query]]] = []
         """Held queries whose reads have not started yet."""
         self._last_path: int | None = None
         self._scheduled: asyncio.Handle | None = None
@@ -66,7 +66,7 @@ class Dispatcher:
         """This model's share of lane time and its turns; None unless other models may share the lanes."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._outbox: Outbox | None = None
-        self._control = ControlLoop(router, observer, self._on_tick, self._answering)
+        self._control = ControlLoop(router, observer, self._on_tick, self._take_answering)
         self._executor = Executor(router, lanes, paths, observer, self._control, self._freed, self._deliver)
         self._supervisor = LaneSupervisor(self._lanes, self._lane_restarted)
         self._shutdown_error: RequestError | None = None
@@ -117,12 +117,12 @@ class Dispatcher:
         arrival_s: float,
         budget_s: float,
         priority: int = 0,
-        required: bool = False,
+        best_only: bool = False,
         trace: Trace | None = None,
     ) -> Query:
         """Queues a query, whose result comes in `query.payload.answer`.
 
-        required: whether the request insists on the best quality.
+        best_only: whether the request insists on the best quality.
         Raises Overloaded, DeadlinePassed or NotReady if the query is not admitted. The answer may raise
         DeadlinePassed, FeatureError, Invalid, NotReady or Defect.
         """
@@ -133,7 +133,7 @@ class Dispatcher:
             outbox = self._outbox = Outbox(loop)
         if self._shutdown_error is not None:
             raise self._shutdown_error
-        query = Query(rows.rows, arrival_s, arrival_s + budget_s, priority, required)
+        query = Query(rows.rows, arrival_s, arrival_s + budget_s, priority, best_only)
         control = self._control
         control.idle_ticks = 0
         if not control.running:
@@ -154,25 +154,25 @@ class Dispatcher:
         """Looks up the rows of newly arrived queries, and holds those with rows that are not in memory."""
         arrived = [query for query in self._arrived if not query.settled]
         self._arrived.clear()
-        for seen in cold_rows.look_up(self._last_path, arrived):
-            for query in seen.queries:
-                query.payload.seen = seen
+        for looked_up in cold_rows.look_up(self._last_path, arrived):
+            for query in looked_up.queries:
+                query.payload.looked_up = looked_up
             held = []
-            for query, misses in seen.cold.items():
+            for query, misses in looked_up.cold.items():
                 rejected = self.router.hold(query, misses, clock())
                 if rejected is None:
                     held.append(query)
                 else:
                     fail(query, rejection(rejected.reason, rejected.retry_header_s))
             if held:
-                self._to_read.append((seen, held))
+                self._to_read.append((looked_up, held))
 
     def _read_rows(self, cold_rows: ColdRows) -> None:
         """Starts the reads for held queries; called after hot queries were handed to the lanes."""
-        for seen, held in self._to_read:
+        for looked_up, held in self._to_read:
             waiting = [query for query in held if not query.settled]
             if waiting:
-                cold_rows.read(seen, waiting, self._rows_read)
+                cold_rows.read(looked_up, waiting, self._rows_read)
         self._to_read.clear()
 
     def _rows_read(self, query: Query, took_s: ReadSeconds) -> None:
@@ -302,9 +302,9 @@ class Dispatcher:
             self._timer = None
         if due_s < math.inf:
             self._timer_s = due_s
-            self._timer = loop.call_later(max(0.0, due_s - clock()), self._due, loop)
+            self._timer = loop.call_later(max(0.0, due_s - clock()), self._due)
 
-    def _due(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _due(self) -> None:
         self._timer = None
         self._schedule_dispatch()
 
@@ -317,8 +317,8 @@ class Dispatcher:
         self._schedule_dispatch()
         return True
 
-    def _answering(self) -> tuple[float, int]:
-        return (0.0, 0) if self._outbox is None else self._outbox.spent()
+    def _take_answering(self) -> tuple[float, int]:
+        return (0.0, 0) if self._outbox is None else self._outbox.take_spent()
 
     def lane_died(self, lane: Lane) -> None:
         """Takes a lane whose process ended out of service and restarts it."""

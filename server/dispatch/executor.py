@@ -20,7 +20,7 @@ from polyrec.planner.routing.query import Dispatch, Part, Query
 from polyrec.planner.routing.router import Router
 from polyrec.server.clock import clock
 from polyrec.server.dispatch.answer import fail
-from polyrec.server.dispatch.cold_rows import SeenQueries
+from polyrec.server.dispatch.cold_rows import LookedUpQueries
 from polyrec.server.dispatch.control_loop import ControlLoop
 from polyrec.server.dispatch.observer import ExecutedBatch, Observer
 from polyrec.server.dispatch.parts import encode_parts, scatter
@@ -53,7 +53,7 @@ class ActiveDispatch:
 
     batch: the batch in the lane.
     batch_view: the batch's view of the tiers, None if the path's rows are all in memory.
-    encoding_s: time at which encoding of the batch began.
+    encode_began_s: time at which encoding of the batch began.
     encode_s: duration of encoding.
     broken: queries that failed alone.
     executed: number of batches that succeeded.
@@ -67,7 +67,7 @@ class ActiveDispatch:
     groups: list[list[Part]]
     batch: Batch | None = None
     batch_view: BatchView | None = None
-    encoding_s: float = 0.0
+    encode_began_s: float = 0.0
     encode_s: float = 0.0
     broken: list[Query] = field(default_factory=list)
     executed: int = 0
@@ -187,13 +187,13 @@ class Executor:
                 batch = batch_view.attach(batch)
         except Exception as e:
             _leave(batch_view)
-            self._broken(lane, active, parts, e)
+            self._retry_or_fail(lane, active, parts, e)
             return parts, None
         if batch is None:
             _leave(batch_view)
             return parts, None
         active.batch_view = batch_view
-        active.batch, active.encoding_s, active.encode_s = batch, start, clock() - start
+        active.batch, active.encode_began_s, active.encode_s = batch, start, clock() - start
         return parts, batch
 
     def _settled(
@@ -209,7 +209,7 @@ class Executor:
             self._died(lane, active)
             return
         if isinstance(result, Exception):
-            self._broken(lane, active, parts, result)
+            self._retry_or_fail(lane, active, parts, result)
         else:
             active.executed += 1
             active.waited_s += result.waited_s
@@ -217,13 +217,13 @@ class Executor:
                 self._scatter(lane, active, parts, result, batch_view)
             except Exception as e:
                 log.exception("a batch of lane %s could not be distributed", self._lanes[lane].name)
-                self._broken(lane, active, parts, e)
+                self._retry_or_fail(lane, active, parts, e)
         if not active.looping:
             self._execute(lane, active)
             self._deliver()
             self.end_executed()
 
-    def _broken(self, lane: int, active: ActiveDispatch, parts: list[Part], error: Exception) -> None:
+    def _retry_or_fail(self, lane: int, active: ActiveDispatch, parts: list[Part], error: Exception) -> None:
         """Retries the parts of a failed group one by one, so that a query that breaks a batch fails alone."""
         if len(parts) > 1:
             active.groups.extend([part] for part in parts)
@@ -278,21 +278,21 @@ class Executor:
                 self._paths[dispatch.path].name,
                 rows,
                 len(parts),
-                StageTimes(active.encoding_s, active.encode_s, executed.embed_s, executed.dense_s, now_s),
+                StageTimes(active.encode_began_s, active.encode_s, executed.embed_s, executed.dense_s, now_s),
             )
         lost = batch_view if batch_view is not None and batch_view.lost else None
         scatter(dispatch, parts, probabilities, took_s, lost, active.encode_s)
         self.observer.batch_executed(
             ExecutedBatch(
-                lane,
-                dispatch.path,
-                batch,
-                len(parts),
-                active.encode_s,
-                executed.embed_s,
-                executed.dense_s,
-                took_s,
-                None if batch_view is None else batch_view.encoder,
+                lane=lane,
+                path=dispatch.path,
+                batch=batch,
+                queries=len(parts),
+                encode_s=active.encode_s,
+                embed_s=executed.embed_s,
+                dense_s=executed.dense_s,
+                took_s=took_s,
+                encoder=None if batch_view is None else batch_view.encoder,
             )
         )
 
@@ -320,12 +320,14 @@ def _add_fetched(batch_view: BatchView, parts: Sequence[Part]) -> None:
     """Adds the remote rows that were prefetched for its queries to a batch's view."""
     fetched = {}
     for part in parts:
-        seen: SeenQueries | None = part.query.payload.seen
-        if seen is None or part.query not in seen.holding or seen.stack is not batch_view.stack:
+        looked_up: LookedUpQueries | None = part.query.payload.looked_up
+        if looked_up is None or looked_up.stack is not batch_view.stack:
+            continue
+        if part.query not in looked_up.view_users:
             continue
         # row numbers are only valid in the order in which they were looked up
-        if seen.fetched is not None and seen.view.order == batch_view.entered.order:
-            fetched[id(seen)] = seen.fetched
+        if looked_up.fetched is not None and looked_up.view.order == batch_view.entered.order:
+            fetched[id(looked_up)] = looked_up.fetched
     if fetched:
         batch_view.add(list(fetched.values()))
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from polyrec.models.schema.batch import I64
 from polyrec.models.tiers.ahead import Fetch, RowsAhead
-from polyrec.models.tiers.remote.fetched import FetchedRows, clock
+from polyrec.models.tiers.remote.fetched import FetchedRows, store_clock
 from polyrec.models.tiers.view import View
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class SentFetch:
 
     @property
     def until_s(self) -> float:
-        """Time at which it is given up, on `clock`."""
+        """Time at which it is given up, on `store_clock`."""
         return self.fetch.batch.until_s
 
 
@@ -99,7 +99,7 @@ class Fetcher:
                     os.eventfd_read(self._event)
                 else:
                     self._read_reply(*key.data)
-            now_s = clock()
+            now_s = store_clock()
             for sent in tuple(self._in_flight):
                 if sent.until_s <= now_s:
                     self._end(sent)
@@ -109,7 +109,7 @@ class Fetcher:
     def _timeout_s(self) -> float | None:
         """Returns the seconds until the first request times out, None if none is in flight."""
         until_s = [sent.until_s for sent in self._in_flight]
-        return max(min(until_s) - clock(), 0.0) if until_s else None
+        return max(min(until_s) - store_clock(), 0.0) if until_s else None
 
     def _send(self, queued: QueuedFetch) -> None:
         try:

@@ -27,9 +27,9 @@ def encode_parts(parts: list[Part], encoder: Encoder) -> tuple[list[Part], Batch
         return [], None
     if len(parts) > 1:
         parts = sorted(parts, key=lambda part: not part.query.payload.rows.plain)
-    seen = parts[0].query.payload.seen
-    if seen is not None and seen.encoder is encoder and seen.matches(parts):
-        return parts, seen.batch
+    looked_up = parts[0].query.payload.looked_up
+    if looked_up is not None and looked_up.encoder is encoder and looked_up.matches(parts):
+        return parts, looked_up.batch
     rows = [_rows(part) for part in parts]
     try:
         return parts, encode(rows, encoder)
@@ -74,7 +74,7 @@ def scatter(
         payload: QueryPayload = query.payload
         if payload.answer.done():
             continue
-        if lost is not None and not (payload.seen and payload.seen.needs_no_store(query, lost)):
+        if lost is not None and not (payload.looked_up and payload.looked_up.needs_no_store(query, lost)):
             payload.lost = True
         if not finite and not math.isfinite(float(answered.sum())):
             fail(query, Invalid("the features give no finite probability; a dense value is far too large"))

@@ -96,7 +96,7 @@ class GrpcInferCodec:
         return Parsed(rows, form, options, bool(request.model_version), request.id)
 
     def write(self, serving: Serving, parsed: Parsed, answer: Answer, path: OpenPath) -> Reply:
-        form: InferForm = parsed.request
+        form: InferForm = parsed.reply_form
         response = RESPONSE(model_name=serving.model.name, model_version=serving.model.number, id=form.id)
         parameters = response.parameters
         parameters["path"].string_param = path.name
@@ -151,7 +151,7 @@ def _parsed(kind: Any, body: bytes) -> Any:
 
 def _options(parameters: Mapping[str, Any]) -> RequestOptions:
     """Returns the options among the parameters; unknown ones are ignored, as the protocol requires."""
-    budget_s = priority = required = None
+    budget_s = priority = best_only = None
     if "timeout" in parameters:
         timeout_us = _integer(parameters, "timeout")
         check_timeout_us(timeout_us)
@@ -163,8 +163,8 @@ def _options(parameters: Mapping[str, Any]) -> RequestOptions:
         quality = parameters["quality"]
         if quality.WhichOneof("parameter_choice") != "string_param":
             raise Malformed("parameter 'quality' is not a string")
-        required = parse_quality(quality.string_param.encode(), "parameter 'quality'")
-    return RequestOptions(budget_s, priority, required)
+        best_only = parse_quality(quality.string_param.encode(), "parameter 'quality'")
+    return RequestOptions(budget_s, priority, best_only)
 
 
 def _integer(parameters: Mapping[str, Any], name: str) -> int:

@@ -14,9 +14,9 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from polyrec.server.access.rates import network_of
 from polyrec.server.errors import TooBusy
 from polyrec.server.grpc.calls import abort, peer_of
-from polyrec.server.http.rates import network_of
 
 Behavior = Callable[[Any, Any], Awaitable[Any]]
 

@@ -8,7 +8,7 @@
     embeddings  updates embedding rows (server/http/admin_embeddings.py)
     rollout/... sends a share of the requests to another version (server/rollout/routes.py)
 
-Calls require a token with the right `admin` (server/http/access.py); if no such token exists, every call is
+Calls require a token with the right `admin` (server/access/access.py); if no such token exists, every call is
 answered 403. A plan that cannot be opened is answered 422 with the reason, and the old one keeps serving.
 Changes are logged, and each call adds a line to the logger `polyrec.audit` with the client, its address, the
 call, the status and the reason for a rejection.
@@ -187,7 +187,7 @@ class Admin:
             new = Plan.model_validate({**plan.model_dump(), **changed}).routing
         except ValidationError as e:
             raise Invalid(one_line(e)) from None
-        engine.route(new)
+        engine.set_routing(new)
         if arguments.default_budget_ms is not None:
             engine.default_budget_s = arguments.default_budget_ms / 1e3
         in_force = {**new.model_dump(), "default_budget_ms": 1e3 * engine.default_budget_s}

@@ -17,9 +17,10 @@ from starlette.types import Scope
 from polyrec.models.errors import FeatureError
 from polyrec.planner.routing.admission.arrival import Arrival
 from polyrec.planner.routing.query import Query
+from polyrec.server.access.access import sender_of
+from polyrec.server.access.tokens import Client
 from polyrec.server.app.engine import Engine
 from polyrec.server.app.serving import OpenPath, Serving
-from polyrec.server.app.tokens import Client
 from polyrec.server.clock import clock
 from polyrec.server.codecs.rows import Rows
 from polyrec.server.dispatch.answer import Answer
@@ -32,7 +33,6 @@ from polyrec.server.errors import (
     RequestError,
     error_response,
 )
-from polyrec.server.http.access import sender_of
 from polyrec.server.http.connection.access_log import AnsweredBy
 from polyrec.server.http.connection.body import ClientGone
 from polyrec.server.http.connection.reply import Reply
@@ -46,6 +46,7 @@ from polyrec.server.metrics.error_budget import SLO_MISSES
 from polyrec.server.request_ids import SCOPE_KEY, id_to_join, log_extra
 from polyrec.server.rollout.lane_waits import Waits
 from polyrec.server.rollout.traffic import ArmGroup, RolloutTraffic, fits
+from polyrec.server.tracing.trace import Moments
 
 log = logging.getLogger("polyrec.http")
 
@@ -58,14 +59,14 @@ BY_BUDGET = (Overloaded.outcome, DeadlinePassed.outcome)
 class Parsed(NamedTuple):
     """A parsed body.
 
-    request: data that `EndpointCodec.write` needs for the reply.
+    reply_form: what the request asks of its reply, for `EndpointCodec.write`.
     options: options found in the body.
     pinned: whether the request names the model's version.
     id: the request's id found in the body.
     """
 
     rows: Rows
-    request: Any = None
+    reply_form: Any = None
     options: RequestOptions = NO_OPTIONS
     pinned: bool = False
     id: str | None = None
@@ -257,7 +258,7 @@ class Call:
             self._arrival_s,
             self._budget_s if group is None else group.arm.budget_s(self._budget_s),
             options.priority or 0,
-            options.required or False,
+            options.best_only or False,
             self._trace,
         )
         return query
@@ -367,12 +368,12 @@ class Call:
             self._trace.end(self._moments(end_s), outcome, status, self._rows, self._budget_s)
         return took_s
 
-    def _moments(self, end_s: float) -> tuple[float, float, float, float, float, float]:
-        return (
+    def _moments(self, ended_s: float) -> Moments:
+        return Moments(
             self._arrival_s,
             self._begun_s,
             self._parsed_s,
             self._answered_s,
             self._written_s,
-            end_s,
+            ended_s,
         )

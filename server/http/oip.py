@@ -69,7 +69,7 @@ class InferCodec:
             raise Malformed("header Inference-Header-Content-Length is not a number of bytes")
         request = serving.oip_codec.decode(body, None if header_bytes is None else int(header_bytes))
         budget_s = request.timeout_us / 1e6 if request.timeout_us else None
-        options = RequestOptions(budget_s, request.priority, request.required)
+        options = RequestOptions(budget_s, request.priority, request.best_only)
         pinned = parameters is not None and "version" in parameters
         return Parsed(request.rows, request, options, pinned, request.id)
 
@@ -78,7 +78,7 @@ class InferCodec:
 
     def write(self, serving: Serving, parsed: Parsed, answer: Answer, path: OpenPath) -> Reply:
         body, header_bytes = encode(
-            parsed.request,
+            parsed.reply_form,
             answer.probabilities,
             serving.model.name,
             serving.model.number,

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from polyrec.planner.plan import MAX_BUDGET_MS
 from polyrec.planner.routing.query import MAX_PRIORITY
-from polyrec.server.app.tokens import Client, Right
+from polyrec.server.access.tokens import Client, Right
 from polyrec.server.errors import Forbidden, Malformed
 from polyrec.server.http.connection.body import Headers
 
@@ -28,30 +28,30 @@ class RequestOptions(NamedTuple):
 
     budget_s: latency budget in seconds.
     priority: 1 is the highest, 0 the default and lowest.
-    required: whether only a path of the best quality may answer.
+    best_only: whether only a path of the best quality may answer.
     """
 
     budget_s: float | None = None
     priority: int | None = None
-    required: bool | None = None
+    best_only: bool | None = None
 
     def over(self, other: RequestOptions) -> RequestOptions:
         """Returns these options, completed from `other` where not specified."""
         return RequestOptions(
             other.budget_s if self.budget_s is None else self.budget_s,
             other.priority if self.priority is None else self.priority,
-            other.required if self.required is None else self.required,
+            other.best_only if self.best_only is None else self.best_only,
         )
 
     def allowed(self, client: Client, max_budget_s: float) -> RequestOptions:
         """Returns these options with the budget capped. Raises Forbidden if the client lacks a right."""
-        budget_s, priority, required = self
+        budget_s, priority, best_only = self
         if priority and "priority" not in client.rights:
             raise _forbidden("priority", str(priority), "header X-Polyrec-Priority, parameter 'priority'")
-        if required and "quality" not in client.rights:
+        if best_only and "quality" not in client.rights:
             raise _forbidden("quality", "'required'", "header X-Polyrec-Quality, parameter 'quality'")
         if budget_s is not None and budget_s > max_budget_s:
-            return RequestOptions(max_budget_s, priority, required)
+            return RequestOptions(max_budget_s, priority, best_only)
         return self
 
 
@@ -72,17 +72,17 @@ def parse_options(headers: Headers) -> RequestOptions:
     """
     budget_s: float | None = None
     priority: int | None = None
-    required: bool | None = None
+    best_only: bool | None = None
     for name, value in headers:
         if name == BUDGET:
             budget_s = parse_budget_s(value)
         elif name == PRIORITY:
             priority = parse_priority(value)
         elif name == QUALITY:
-            required = parse_quality(value)
+            best_only = parse_quality(value)
     # callers compare with `is NO_OPTIONS` to skip checks
-    has_options = budget_s is not None or priority is not None or required is not None
-    return RequestOptions(budget_s, priority, required) if has_options else NO_OPTIONS
+    has_options = budget_s is not None or priority is not None or best_only is not None
+    return RequestOptions(budget_s, priority, best_only) if has_options else NO_OPTIONS
 
 
 def parse_budget_s(value: bytes, where: str = "header X-Latency-Budget-Ms") -> float:

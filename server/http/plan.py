@@ -90,10 +90,10 @@ def _paths(engine: Engine) -> Endpoint:
 def _route(engine: Engine) -> Endpoint:
     async def answer(request: Request) -> Reply:
         try:
-            rows, budget_s, required = _parse_query(request, engine.default_budget_s)
+            rows, budget_s, best_only = _parse_query(request, engine.default_budget_s)
             budget_s = min(budget_s, engine.max_budget_s)
             router = engine.serving.dispatcher.router
-            return json_reply(router.explain(rows, budget_s, clock(), required).as_dict())
+            return json_reply(router.explain(rows, budget_s, clock(), best_only).as_dict())
         except RequestError as e:
             return error_reply(e)
 

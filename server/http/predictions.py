@@ -53,7 +53,7 @@ class RankCodec:
 
     def parse(self, serving: Serving, scope: Scope, body: bytes) -> Parsed:
         request = serving.json_decoder.rank(body)
-        return Parsed(request.rows, request=request.top_k)
+        return Parsed(request.rows, request.top_k)
 
     def count_rows(self, serving: Serving, body: bytes) -> int | None:
         serving.json_decoder.body_limits.check_rows(body)
@@ -62,7 +62,7 @@ class RankCodec:
     def write(self, serving: Serving, parsed: Parsed, answer: Answer, path: OpenPath) -> Reply:
         # a stable sort, so that candidates with equal scores keep the order in which they were sent
         probabilities = answer.probabilities
-        order = (-probabilities).argsort(kind="stable")[: parsed.request]
+        order = (-probabilities).argsort(kind="stable")[: parsed.reply_form]
         return _reply({"order": order, "scores": probabilities[order]}, answer, path)
 
 

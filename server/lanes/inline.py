@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from polyrec.models.runtimes.runtime import Runtime
 from polyrec.models.schema.batch import Batch
 from polyrec.planner.plan import LaneKind
-from polyrec.server.lanes.lane import Settle, attempt
+from polyrec.server.lanes.lane import Settle, execute_batch
 
 
 class InlineLane:
@@ -25,7 +25,7 @@ class InlineLane:
         return
 
     def execute(self, path: str, batch: Batch, settle: Settle) -> None:
-        settle(attempt(self._runtimes[path], batch))
+        settle(execute_batch(self._runtimes[path], batch))
 
     async def restart(self) -> None:
         return

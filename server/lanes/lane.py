@@ -96,7 +96,7 @@ OnDeath = Callable[[Lane], None]
 """Called on the event loop after a lane's process ended and its batch was settled with LaneDied."""
 
 
-def attempt(runtime: Runtime, batch: Batch) -> Executed | Exception:
+def execute_batch(runtime: Runtime, batch: Batch) -> Executed | Exception:
     """Executes a batch on the calling thread; returns an exception instead of raising it."""
     try:
         start = clock()

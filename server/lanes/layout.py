@@ -9,14 +9,19 @@ equal views, which a worker creates once and caches by header.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from struct import Struct
-from typing import Self
+from typing import Self, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from polyrec.models.schema.batch import F32, I64, Batch, Block
 from polyrec.models.tiers.shared.resolved import ResolvedRows
+
+T = TypeVar("T", np.int64, np.float32)
 
 # 0-6    size of the data area, offset of the answer in it (in float32), path, rows, contexts, whether rows
 #        share contexts, plain rows
@@ -32,13 +37,13 @@ class Layout:
 
     path: index of the path.
     answer: float32 [rows], to be filled with the probabilities.
-    found: the batch's rows resolved in the tiers, None if they are not in tiers.
+    resolved: the batch's rows resolved in the tiers, None if they are not in tiers.
     """
 
     path: int
     batch: Batch
     answer: F32
-    found: ResolvedRows | None
+    resolved: ResolvedRows | None
 
     @classmethod
     def from_header(cls, head: bytes, ints: I64, floats: F32) -> Self:
@@ -46,41 +51,37 @@ class Layout:
 
         Raises ValueError if the sizes do not add up to the offset of the answer.
         """
-        _, at, path, rows, contexts, shared, plain, *columns = HEAD.unpack(head)
+        _, answer_at, path, rows, contexts, is_shared, plain, *columns = HEAD.unpack(head)
         singles, own_singles, values, own_values, offsets, own_offsets, dense, own_dense, *tiers = columns
         addresses, others, row_bytes = tiers
-        a = contexts * singles
-        b = a + rows * own_singles
-        c = b + values
-        d = c + own_values
-        e = d + offsets
-        f = e + own_offsets
-        end = f + rows if shared else f
-        g = end + max(addresses, 0)
-        h = g + others
-        first = 2 * h
-        middle = first + contexts * dense
-        last = middle + rows * own_dense
-        valued = others * row_bytes
-        if last + (valued + 3) // 4 != at:
+        int_sizes = [
+            contexts * singles, rows * own_singles, values, own_values, offsets, own_offsets,
+            rows if is_shared else 0, max(addresses, 0), others,
+        ]  # fmt: skip
+        float_sizes = [contexts * dense, rows * own_dense]
+        first_float = 2 * sum(int_sizes)  # an int64 is as long as two float32
+        end = first_float + sum(float_sizes)
+        value_bytes = others * row_bytes
+        if end + (value_bytes + 3) // 4 != answer_at:
             raise ValueError(
-                f"the batch's arrays end at {last} and {valued} bytes, its answer begins at {at}"
+                f"the batch's arrays end at {end} and {value_bytes} bytes, its answer begins at {answer_at}"
             )
-        context = Block(
-            floats[first:middle].reshape(contexts, dense),
-            ints[:a].reshape(contexts, singles),
-            ints[b:c],
-            ints[d:e],
+        ranks, own_ranks, bags, own_bags, bounds, own_bounds, context_row, address, at = _split(
+            ints, int_sizes
         )
+        numbers, own_numbers = _split(floats[first_float:end], float_sizes)
+        context = Block(numbers.reshape(contexts, dense), ranks.reshape(contexts, singles), bags, bounds)
         candidate = Block(
-            floats[middle:last].reshape(rows, own_dense),
-            ints[a:b].reshape(rows, own_singles),
-            ints[c:d],
-            ints[e:f],
+            own_numbers.reshape(rows, own_dense), own_ranks.reshape(rows, own_singles), own_bags, own_bounds
         )
-        batch = Batch(context, candidate, ints[f:end] if shared else None, plain)
-        found = None
+        batch = Batch(context, candidate, context_row if is_shared else None, plain)
+        resolved = None
         if addresses >= 0:
-            found_values = floats[last:at].view(np.uint8)[:valued].reshape(others, row_bytes)
-            found = ResolvedRows(ints[end:g], ints[g:h], found_values)
-        return cls(path, batch, floats[at : at + rows], found)
+            found_values = floats[end:answer_at].view(np.uint8)[:value_bytes].reshape(others, row_bytes)
+            resolved = ResolvedRows(address, at, found_values)
+        return cls(path, batch, floats[answer_at : answer_at + rows], resolved)
+
+
+def _split(array: NDArray[T], sizes: Sequence[int]) -> list[NDArray[T]]:
+    """Returns consecutive views of an array, of the given sizes."""
+    return [array[end - size : end] for size, end in zip(sizes, accumulate(sizes), strict=True)]

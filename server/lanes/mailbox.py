@@ -97,17 +97,17 @@ class Mailbox:
         self._layouts.clear()
         del self._ints, self._floats, self._answer, self._memory
 
-    def put(self, path: int, batch: Batch, found: ResolvedRows | None = None) -> None:
+    def put(self, path: int, batch: Batch, resolved: ResolvedRows | None = None) -> None:
         """Writes a batch (server only). Raises TypeError if ranks or offsets are not int64.
 
         path: index of the path.
-        found: the batch's rows resolved in the tiers, None if they are not in tiers.
+        resolved: the batch's rows resolved in the tiers, None if they are not in tiers.
         """
         context, candidate, row = batch.context, batch.candidate, batch.context_row
         ranks, values, offsets, dense = context.ranks, context.bag_values, context.bag_offsets, context.dense
         own_ranks, own_values, own_offsets = candidate.ranks, candidate.bag_values, candidate.bag_offsets
         own_dense = candidate.dense
-        shared = row is not None
+        is_shared = row is not None
         if row is None:
             row = _NO_ROWS
         arrays: list[Any]
@@ -120,10 +120,10 @@ class Mailbox:
             arrays = [a.astype(t, casting="same_kind") for a, t in zip(arrays, _TYPES, strict=True)]
         rows = own_dense.shape[0]
         tiers = NO_TIERS
-        if found is not None:
-            tiers = (found.addresses.size, *found.values.shape)
-            arrays[7:7] = [found.addresses, found.at]
-            arrays += [found.values, _PADDING[: -found.values.size % 4]]
+        if resolved is not None:
+            tiers = (resolved.addresses.size, *resolved.values.shape)
+            arrays[7:7] = [resolved.addresses, resolved.at]
+            arrays += [resolved.values, _PADDING[: -resolved.values.size % 4]]
         at = self._write_joined(arrays, rows) if rows <= JOINED_ROWS else self._write_each(arrays, rows)
         HEAD.pack_into(
             self._memory,
@@ -133,7 +133,7 @@ class Mailbox:
             path,
             rows,
             dense.shape[0],
-            shared,
+            is_shared,
             batch.plain_rows,
             ranks.shape[1],
             own_ranks.shape[1],
@@ -179,7 +179,7 @@ class Mailbox:
         head = self._memory[: HEAD.size]
         layout = self._layouts.get(head) or self._lay_out(head)
         self._answer = layout.answer
-        return layout.path, layout.batch, layout.found
+        return layout.path, layout.batch, layout.resolved
 
     def _lay_out(self, head: bytes) -> Layout:
         capacity, *_ = HEAD.unpack(head)

@@ -89,16 +89,16 @@ class ProcessLane:
         if rows is None:
             self._send(child, path, batch, None)
         else:
-            self._resolver.begin(rows, batch, lambda found: self._send(child, path, batch, found))
+            self._resolver.begin(rows, batch, lambda outcome: self._send(child, path, batch, outcome))
 
-    def _send(self, child: Child, path: str, batch: Batch, found: Resolution | None) -> None:
+    def _send(self, child: Child, path: str, batch: Batch, resolved: Resolution | None) -> None:
         """Sends a batch to the worker. Settles it at once if resolving its rows failed."""
         if child is not self._child:
             return
         try:
-            if isinstance(found, Exception):
-                raise found
-            child.mailbox.put(self._number[path], batch, found)
+            if isinstance(resolved, Exception):
+                raise resolved
+            child.mailbox.put(self._number[path], batch, resolved)
         except Exception as e:
             asyncio.get_running_loop().call_soon(self._settled, e)
             return

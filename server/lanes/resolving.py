@@ -52,8 +52,8 @@ class Resolver:
         self._threads: ThreadPoolExecutor | None = None
         self._resolving: Future[Resolved] | None = None
 
-    def begin(self, rows: PathRows, batch: Batch, found: Callable[[Resolution], None]) -> None:
-        """Resolves a batch and calls `found` on the event loop.
+    def begin(self, rows: PathRows, batch: Batch, on_resolved: Callable[[Resolution], None]) -> None:
+        """Resolves a batch and calls `on_resolved` on the event loop.
 
         Calls it before returning if there is nothing to wait for, and never if `release` comes first.
         """
@@ -64,7 +64,7 @@ class Resolver:
                 done.set_result(rows.resolve(batch))
             except Exception as e:
                 done.set_exception(e)
-            found(_outcome(done))
+            on_resolved(_outcome(done))
             return
         if self._threads is None:
             self._threads = ThreadPoolExecutor(1, f"resolving {self._name}")
@@ -73,13 +73,13 @@ class Resolver:
 
         def tell() -> None:
             if resolving is self._resolving:
-                found(_outcome(resolving))
+                on_resolved(_outcome(resolving))
 
-        def resolved(_: Future[Resolved]) -> None:
+        def done_in_thread(_: Future[Resolved]) -> None:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(tell)
 
-        resolving.add_done_callback(resolved)
+        resolving.add_done_callback(done_in_thread)
 
     def release(self) -> None:
         """Unpins the rows of the last batch, so that the tiers may move them; cancels one in progress."""

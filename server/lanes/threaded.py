@@ -16,7 +16,7 @@ from queue import SimpleQueue
 from polyrec.models.runtimes.runtime import Runtime
 from polyrec.models.schema.batch import Batch
 from polyrec.planner.plan import LaneKind
-from polyrec.server.lanes.lane import Executed, Settle, attempt
+from polyrec.server.lanes.lane import Executed, Settle, execute_batch
 
 CLOSE_S = 5.0
 """Maximum wait for the thread to end; a thread stuck in a batch remains as a daemon."""
@@ -61,7 +61,7 @@ class ThreadedLane:
             os.sched_setaffinity(0, self._cores)  # for this thread only
         while (work := self._work.get()) is not None:
             runtime, batch, settle, loop = work
-            outcome = attempt(runtime, batch)
+            outcome = execute_batch(runtime, batch)
             with suppress(RuntimeError):  # the loop was closed meanwhile
                 loop.call_soon_threadsafe(self._settle, settle, outcome)
             del work, batch, settle, outcome  # free the batch before waiting for the next one

@@ -118,11 +118,11 @@ def _work(mailbox: Mailbox, paths: OpenPaths, wake: int, done: int, waits: Threa
 
 def _execute(mailbox: Mailbox, paths: OpenPaths, done: int, waits: ThreadWaits | None) -> None:
     """Executes one batch. Intermediate arrays are freed only after the waiting server was signaled."""
-    path, batch, found = mailbox.take()
+    path, batch, resolved = mailbox.take()
     runtime, reader = paths[path]
     start = clock()
-    if reader is not None and found is not None:
-        reader.begin(found)
+    if reader is not None and resolved is not None:
+        reader.begin(resolved)
     embedded = runtime.embed(batch)
     middle = clock()
     probabilities = runtime.dense(embedded)

@@ -29,7 +29,7 @@ from polyrec.models.runtimes import open_runtime
 from polyrec.models.runtimes.runtime import Runtime
 from polyrec.models.schema.batch import F32
 from polyrec.models.schema.encoder import Encoder
-from polyrec.server.codecs.json_rows import Decoder
+from polyrec.server.codecs.json_rows import JsonDecoder
 from polyrec.server.errors import RequestError
 from polyrec.server.live_quality.labels import NEVER, OPERATOR
 from polyrec.server.live_quality.report import (
@@ -75,7 +75,7 @@ class Judge:
         self._models = [_open(path, bundles) for path in settings.paths]
         self._trial = None if settings.trial is None else _open(settings.trial.path, bundles)
         schema = self._models[0][0].schema
-        self._decoder = Decoder(schema, LIMITS)
+        self._decoder = JsonDecoder(schema, LIMITS)
         self._sampler = LogSampler(
             settings.folder, schema, settings.span_s, settings.settle_s, ROUND_REQUESTS
         )

@@ -193,9 +193,9 @@ class Recorder:
         self._drifts = tuple(drifts)
         self.ticked = ticked
 
-    def batch_executed(self, batch: ExecutedBatch) -> None:
-        self._executed[batch.path](batch)
-        self._drifts[batch.path].record(batch.batch, batch.encoder, clock())
+    def batch_executed(self, executed: ExecutedBatch) -> None:
+        self._executed[executed.path](executed)
+        self._drifts[executed.path].record(executed.batch, executed.encoder, clock())
 
     def lane_alive(self, lane: int, alive: bool) -> None:
         self._lanes[lane].alive(alive)

@@ -39,7 +39,7 @@ from polyrec.models.files import Strict
 from polyrec.models.schema.schema import Schema
 from polyrec.planner.plan import Limits
 from polyrec.server.app.logs import log_to_stderr
-from polyrec.server.codecs.json_rows import Decoder
+from polyrec.server.codecs.json_rows import JsonDecoder
 from polyrec.server.codecs.rows import Columns
 from polyrec.server.errors import RequestError
 from polyrec.server.prediction_log.counts import SharedCounts
@@ -100,7 +100,7 @@ class Writer:
         self._settings = settings.log
         folder = self._settings.folder
         self._counts = counts
-        self._decoder = Decoder(schema, LIMITS, computes=False)
+        self._decoder = JsonDecoder(schema, LIMITS, computes=False)
         key = load_key(folder) if self._settings.hash else b""
         self._hide = hide_functions(schema, self._settings.leave_out, self._settings.hash, key)
         self._id_values = IdValues(schema)

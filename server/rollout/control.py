@@ -35,7 +35,8 @@ from polyrec.planner.rollout.patience import Patience
 from polyrec.planner.rollout.split import Split
 from polyrec.server.app.background import run_in_thread
 from polyrec.server.app.engine import Engine
-from polyrec.server.app.serving import Serving, same_ids
+from polyrec.server.app.opening import same_ids
+from polyrec.server.app.serving import Serving
 from polyrec.server.clock import clock
 from polyrec.server.errors import Conflict, Invalid, NotReady, RequestError
 from polyrec.server.http.admin import Admin, differences
@@ -132,7 +133,7 @@ class RolloutControl:
                 *(
                     traffic,
                     plan,
-                    canary.generation.bundles,
+                    canary.loaded_plan.bundles,
                     public(str(arguments.plan)),
                     by,
                     arguments.bounds,

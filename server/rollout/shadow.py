@@ -113,7 +113,7 @@ class Shadow:
         comparison.at = self._stable if is_stable else self._canary
         began_s = time.thread_time()
         try:
-            query = comparison.at.submit(comparison.rows, clock(), BUDGET_S, required=True)
+            query = comparison.at.submit(comparison.rows, clock(), BUDGET_S, best_only=True)
         except RequestError as e:
             self._failed(comparison, e)
             return

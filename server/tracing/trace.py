@@ -10,6 +10,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from starlette.types import Scope
 
@@ -29,6 +30,17 @@ def span_id() -> int:
     return random.getrandbits(64) or 1
 
 
+class Moments(NamedTuple):
+    """When a request arrived, was parsed, answered and ended, in seconds on `clock`; 0 if not reached."""
+
+    arrival_s: float
+    begun_s: float = 0.0
+    parsed_s: float = 0.0
+    answered_s: float = 0.0
+    written_s: float = 0.0
+    ended_s: float = 0.0
+
+
 @dataclass(slots=True, eq=False)
 class Trace:
     """The trace of one request. send: sends its record. parent_id: id of the client's span, 0 if none."""
@@ -45,7 +57,7 @@ class Trace:
 
     def end(
         self,
-        moments: tuple[float, float, float, float, float, float],
+        moments: Moments,
         outcome: str,
         status: int,
         rows: int,
@@ -53,37 +65,33 @@ class Trace:
         answered_by: str | None = None,
         reason: str | None = None,
     ) -> None:
-        """Sends the record of the request.
-
-        moments: times of arrival, begin of parsing, parsed, answered, written and end, in seconds; 0 if not
-        reached.
-        """
+        """Sends the record of the request."""
         scope = self.scope
         address, port = scope.get("server") or ("", 0)
         route = SERVED_BY_VERSION if "version" in scope.get("path_params", ()) else self.route
         self.send(
             RequestRecord(
-                self.trace_id,
-                self.span_id,
-                self.parent_id,
-                self.tracestate,
-                time.time_ns() - time.perf_counter_ns(),
-                scope.get(SCOPE_KEY, ""),
-                scope["path"],
-                route,
-                scope["scheme"],
-                scope["http_version"],
-                address,
-                port or 0,
-                status,
-                outcome,
-                rows,
-                budget_s,
-                answered_by,
-                reason,
-                *moments,
-                self.executions,
-                self.batches,
+                trace_id=self.trace_id,
+                span_id=self.span_id,
+                parent_id=self.parent_id,
+                tracestate=self.tracestate,
+                offset_ns=time.time_ns() - time.perf_counter_ns(),
+                request_id=scope.get(SCOPE_KEY, ""),
+                path=scope["path"],
+                route=route,
+                scheme=scope["scheme"],
+                http_version=scope["http_version"],
+                address=address,
+                port=port or 0,
+                status=status,
+                outcome=outcome,
+                rows=rows,
+                budget_s=budget_s,
+                answered_by=answered_by,
+                reason=reason,
+                **moments._asdict(),
+                executions=self.executions,
+                batches=self.batches,
             )
         )
 

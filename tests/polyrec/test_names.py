@@ -42,5 +42,5 @@ def test_the_version_is_printed_without_the_verbs() -> None:
     shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     version, imported = shown.stdout.splitlines()
     assert version == code_version()
-    assert "polyrec.cli.serve" not in imported.split()
+    assert "polyrec.cli.serve.serve" not in imported.split()
     assert HEAVY & set(imported.split()) == set()

@@ -29,11 +29,11 @@ from polyrec.models.schema.batch import F32
 from polyrec.models.schema.schema import Categorical, Schema, load_schema
 from polyrec.models.schema.vocabulary import ids_of_ranks
 from polyrec.models.training.pipeline import Learner
-from polyrec.models.training.recipe import Recipe, Training
+from polyrec.models.training.recipe import Recipe, RecipeFile
 from polyrec.planner.plan import Plan, single_path_plan
+from polyrec.server.access.access import Access
 from polyrec.server.app.engine import Engine
 from polyrec.server.child import ServerProcess
-from polyrec.server.http.access import Access
 from polyrec.server.http.admin import Admin
 from polyrec.server.http.app import create_app
 from tests.forking import start, worker
@@ -231,7 +231,7 @@ def administered(client: Client, engine: Engine) -> Client:
 def paged(clicks: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     """A bundle with rows so long that its few hundred fill pages of a disk."""
     schema = load_schema("trivago")
-    training = Training(
+    training = RecipeFile(
         architecture=Architecture(width=64, bottom=(16,), top=(32,), interaction="dot"),
         recipe=Recipe(epochs=1, batch_rows=256, hide=0.5, hide_from_rows=100),
     )

@@ -37,7 +37,7 @@ from polyrec.models.embeddings.cuts import tiers_within
 from polyrec.models.runtimes import open_runtime
 from polyrec.models.tiers.tier_settings import RemoteStore, TierCuts
 from polyrec.planner.plan import Plan, save_plan
-from polyrec.server.app.serving import measure
+from polyrec.server.app.opening import measure
 
 SHARE = 8
 """The model's bytes divided by those of its memory."""

@@ -55,12 +55,11 @@ class Threads:
 
     kind = "threads"
 
-    def __init__(self, file: int, memory: Bytes, threads: int = THREADS, writes: bool = False) -> None:
+    def __init__(self, file: int, memory: Bytes, writes: bool = False) -> None:
         self._file = file
         self._move = os.pwritev if writes else os.preadv
         self._memory = memory.data
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="polyrec-read")
-        self._threads = threads
+        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="polyrec-read")
         self._state = threading.Lock()
         self._flying: dict[int, list[Future[None]]] = {}
         self._failed: dict[int, BaseException] = {}
@@ -69,7 +68,7 @@ class Threads:
     def submit(self, offsets: I64, targets: I64, length: int) -> int:
         if not offsets.size:
             return 0
-        parts = min(self._threads, offsets.size)
+        parts = min(THREADS, offsets.size)
         jobs = [
             self._pool.submit(self._read, o.tolist(), t.tolist(), length)
             for o, t in zip(np.array_split(offsets, parts), np.array_split(targets, parts), strict=True)

@@ -16,8 +16,10 @@ from polyrec.models.schema.batch import I64
 from polyrec.models.tiers.slab import Bytes
 from polyrec.models.tiers.updates.last import last_of_equal
 
-clock = time.monotonic
-"""By which a batch's remote rows are late; here, as the store's client imports redis-py."""
+store_clock = time.monotonic
+"""Clock of deadlines of requests to the remote store.
+
+It is here and not in remote.py, which imports redis-py."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -30,7 +30,7 @@ from redis.exceptions import RedisError
 
 from polyrec.models.schema.batch import I64
 from polyrec.models.tiers.remote.cluster import Cluster, ServerRows
-from polyrec.models.tiers.remote.fetched import clock
+from polyrec.models.tiers.remote.fetched import store_clock
 from polyrec.models.tiers.remote.login import Login, without_login
 from polyrec.models.tiers.remote.server import Server
 from polyrec.models.tiers.slab import Bytes
@@ -112,7 +112,7 @@ class ServerRequest:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PendingBatch:
-    """The requests of a batch in progress. until_s: deadline by `clock`."""
+    """The requests of a batch in progress. until_s: deadline by `store_clock`."""
 
     tables: I64
     keys: list[bytes]
@@ -161,9 +161,9 @@ class RemoteTier:
         tables, ids: int64 [n], ids >= 0. Opening connections may take up to the timeout.
         """
         keys, routes = self._keys(tables, ids), self._cluster.routes
-        until_s = clock() + self.timeout_s
+        until_s = store_clock() + self.timeout_s
         requests = self._get(routes.parts(keys), keys, until_s, at_once=routes.of_slot is None)
-        return PendingBatch(tables, keys, requests, clock() + self.timeout_s)
+        return PendingBatch(tables, keys, requests, store_clock() + self.timeout_s)
 
     def receive(self, batch: PendingBatch) -> tuple[Bytes, NDArray[np.bool_]]:
         """Returns (rows, uint8 [n, bytes per row]; found, bool [n]) in the order of `send`."""
@@ -209,7 +209,7 @@ class RemoteTier:
             names = [keys[i] for i in part.rows]
             commands = [(b"MGET", *names)] if at_once else [(b"GET", name) for name in names]
             try:
-                connection = part.server.take(max(until_s - clock(), MIN_S))
+                connection = part.server.take(max(until_s - store_clock(), MIN_S))
                 requests.append(_send(part, connection, commands, self.fallback.shape[1]))
             except (OSError, RedisError) as e:
                 self._cluster.fail(part.server, e)
@@ -271,7 +271,7 @@ class RemoteTier:
         why = "no server of the cluster has their slots"
         for _ in range(MAX_REDIRECTS):
             requests = [self._set(connections, part, keys, values) for part in parts]
-            until_s = clock() + WRITE_TIMEOUT_S
+            until_s = store_clock() + WRITE_TIMEOUT_S
             parts = []
             for request in requests:
                 replies, error = _replies(request, until_s)
@@ -322,7 +322,7 @@ def _replies(request: ServerRequest, until_s: float) -> tuple[list[Any], Excepti
     """Returns the replies that arrive in time, and why others did not."""
     while not request.ended:
         # what has arrived when the time is over is still read, but nothing is waited for
-        if not request.read(max(until_s - clock(), 0.0)):
+        if not request.read(max(until_s - store_clock(), 0.0)):
             request.fail(TimeoutError("timed out"))
     replies = request.replies[1::2] if request.part.asking else request.replies
     # an MGET has one reply

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from polyrec.models.schema.batch import I64
 from polyrec.models.schema.encoder import Encoder
 from polyrec.models.tiers.layout import REMOTE
-from polyrec.models.tiers.slab import Bytes, RowSource
+from polyrec.models.tiers.slab import Bytes, ReadRows
 from polyrec.models.tiers.stack import TierStack
 from polyrec.models.tiers.updates.kept_values import KeptValues
 from polyrec.models.tiers.updates.last import last_of_equal
@@ -281,7 +281,7 @@ class Changes:
                     "", {table: StoredTableUpdate(kept.ids[part], self._values[kept.slots[part]])}
                 )
 
-    def over(self, source: RowSource, sizes: Mapping[str, int], encoder: Encoder) -> RowSource:
+    def over(self, source: ReadRows, sizes: Mapping[str, int], encoder: Encoder) -> ReadRows:
         """Returns the source with updates applied. encoder: the bundle's, for its row order."""
 
         def rows(first: int, count: int) -> Bytes:

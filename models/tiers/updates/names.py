@@ -83,7 +83,7 @@ class Names:
         never = (id for i in ascending if (id := int(reserved[i])) not in given)
         return chain(never, self._free.get(table, {}))
 
-    def named(self, vocabulary: Vocabulary, values: Iterable[Value], expires: float) -> list[NamedId]:
+    def assign_ids(self, vocabulary: Vocabulary, values: Iterable[Value], expires: float) -> list[NamedId]:
         """Returns the changes that assign ids to values. values: distinct, without ids.
 
         Raises NoReservedRow.
@@ -91,16 +91,16 @@ class Names:
         wanted = list(values)
         if not wanted:
             return []
-        found = [NamedId(v, id, expires) for v, id in zip(wanted, self.free(vocabulary), strict=False)]
-        if len(found) < len(wanted):
+        assigned = [NamedId(v, id, expires) for v, id in zip(wanted, self.free(vocabulary), strict=False)]
+        if len(assigned) < len(wanted):
             reserved = vocabulary.reserved().size
             raise NoReservedRow(
-                f"update: {len(wanted)} new values of table '{vocabulary.table}', and {len(found)} of its "
+                f"update: {len(wanted)} new values of table '{vocabulary.table}', and {len(assigned)} of its "
                 f"{reserved} reserved rows are free; `polyrec reserve` makes a bundle with more"
             )
-        return found
+        return assigned
 
-    def expiring(self, table: str, values: Iterable[Value], expires: float) -> list[NamedId]:
+    def expiry_changes(self, table: str, values: Iterable[Value], expires: float) -> list[NamedId]:
         """Returns the changes that set the expiry of those values that have a reserved id."""
         added = self.added.get(table, {})
         return [

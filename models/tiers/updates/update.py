@@ -256,7 +256,7 @@ def _ids_of_names(
         return ids, []
     new: dict[Value, int] = {}
     try:
-        named = names.named(
+        named = names.assign_ids(
             vocabulary, dict.fromkeys(_new_value(vocabulary, given[i]) for i in unknown), adding.expires
         )
     except NoReservedRow as e:
@@ -268,7 +268,7 @@ def _ids_of_names(
         ids[i] = new[value]
     if vocabulary.added:
         known = dict.fromkeys(value for value in given if value is not None)
-        named += names.expiring(vocabulary.table, known, adding.expires)
+        named += names.expiry_changes(vocabulary.table, known, adding.expires)
     return ids, named
 
 

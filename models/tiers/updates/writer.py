@@ -19,7 +19,7 @@ from polyrec.models.schema.encoder import Encoder
 from polyrec.models.tiers.layout import DEVICE, DISK, HOST, REMOTE
 from polyrec.models.tiers.slab import Bytes
 from polyrec.models.tiers.tier_set import TierSet
-from polyrec.models.tiers.updates.delta import UpdateLayer
+from polyrec.models.tiers.updates.update_layer import UpdateLayer
 from polyrec.models.tiers.view import View, Views
 from polyrec.models.transfer import wait_for
 

@@ -73,7 +73,7 @@ class RowTiers:
 
     def stage(
         self,
-        training: str,
+        run: str,
         schema: Schema,
         vocabularies: Mapping[str, Vocabulary],
         width: int,
@@ -83,19 +83,20 @@ class RowTiers:
     ) -> ResidentStage:
         """Creates a stage with the rows of `TableStage.initial`.
 
-        training: names the file. squares: accumulators per row. Raises DataError as `divide_memory` does.
+        run: FIT or REFIT, which names the file. squares: accumulators per row. Raises DataError as
+        `divide_memory` does.
         """
         rows = FusedRows(schema, {t: v.rows for t, v in vocabularies.items()})
         division = divide_memory(self.memory_bytes, rows.total, 4 * (width + squares))
-        file = RowFile(self.folder / f"{training}.rows", rows.total, width, squares, division.buffer_bytes)
-        self._logs[training] = UndoLog(file)
+        file = RowFile(self.folder / f"{run}.rows", rows.total, width, squares, division.buffer_bytes)
+        self._logs[run] = UndoLog(file)
 
         def initial() -> Iterator[F32]:
             for part in initial_rows(rows, width, seed, spread):
                 yield part.numpy()
 
         cuts = stored_within(vocabularies, division.prefix)
-        resident = ResidentRows(rows, cuts, division.slots, self._logs[training], initial)
+        resident = ResidentRows(rows, cuts, division.slots, self._logs[run], initial)
         slots = PerBlock(len(schema.context.categorical), len(schema.candidate.categorical))
         return ResidentStage(rows, slots, resident)
 

@@ -12,7 +12,7 @@ from polyrec.models.training.objective import unsampling
 from polyrec.models.training.recipe import Recipe
 from polyrec.models.training.source import Rows
 from polyrec.models.training.trainer import Progress, fine_tune
-from polyrec.models.training.unseen import id_dropout, lookups_to_hide
+from polyrec.models.training.unseen import lookups_to_hide, recipe_id_dropout
 
 
 def fine_tune_bundle(
@@ -34,7 +34,7 @@ def fine_tune_bundle(
     splitter = fit_splitter(reader, encoder.schema, phase("split", reader.rows_hint))
     with encode(reader, encoder, splitter, which, progress=phase("encode", reader.rows_hint)) as data:
         rows, unseen = Rows(data, data.select(*which)), bundle.manifest.training.get("unseen", {})
-        hide = id_dropout(recipe, encoder, lookups_to_hide(recipe, encoder, rows), unseen)
+        hide = recipe_id_dropout(recipe, encoder, lookups_to_hide(recipe, encoder, rows), unseen)
         kept = encoder.schema.label.negatives_kept
         for head in model.net.heads:
             unsampling(1 / kept).apply(head)

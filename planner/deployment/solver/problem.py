@@ -83,11 +83,11 @@ class Problem:
 
     def costing(self, path: int) -> Costing:
         """Returns the cost model of one path."""
-        on = self.lanes[self.paths[path].path.device]
+        lanes = self.lanes[self.paths[path].path.device]
         return Costing(
             self.paths[path],
             self.tables[path],
-            on,
+            lanes,
             self.front,
             self.requirements,
             self.below[path],
@@ -186,8 +186,8 @@ def _options(
             # the whole disk for one bundle, or divided among the bundles by size
             share = stored[bundle] / max(sum(stored.values()), 1.0)
             disk_bytes = () if disk is None else (disk, disk * share)
-            reaches = _reaches(tables[i], part, disk_bytes, below[i].names)
-            found += [costings[i].option(i, group, part, reach) for reach in reaches]
+            to_try = _local_cuts_to_try(tables[i], part, disk_bytes, below[i].names)
+            found += [costings[i].option(i, group, part, local_cuts) for local_cuts in to_try]
         options += [option for option in found if option.largest_rows]
     return tuple(options)
 
@@ -205,15 +205,15 @@ def _front_seconds(front: Front, classes: Sequence[SizeClass], slo_s: float) -> 
 def _tiers_below(profile: Profile, i: int, tables: Tables | None, lanes: Mapping[str, Lanes]) -> BelowMemory:
     """Returns the tiers below a path's device; lanes in processes have none."""
     path = profile.paths[i].path
-    on = lanes[path.device]
-    if on.kind == "process" or tables is None:
+    on_device = lanes[path.device]
+    if on_device.kind == "process" or tables is None:
         return NOTHING_BELOW
     own = [p.path.name for p in profile.paths if p.path.bundle == path.bundle]
     measured = suited(profile.cut_times, own, tables.mean_row_bytes)
-    return below_memory(on.device, profile.machine, tables.mean_row_bytes, measured)
+    return below_memory(on_device.device, profile.machine, tables.mean_row_bytes, measured)
 
 
-def _reaches(
+def _local_cuts_to_try(
     tables: Tables | None, resident: Residency, disk_bytes: Sequence[float], below: Sequence[str]
 ) -> list[tuple[int, ...] | None]:
     """Cuts between disk and remote store to try, by table; None: no remote rows."""
@@ -221,7 +221,7 @@ def _reaches(
         return [None]
     whole = tuple(t.size for t in tables.accesses_by_rank)
     found = [rows_reached(tables, resident.cuts, max(size - resident.bytes, 0.0)) for size in disk_bytes]
-    return [None if reach == whole else reach for reach in dict.fromkeys([whole, *found])]
+    return [None if local_cuts == whole else local_cuts for local_cuts in dict.fromkeys([whole, *found])]
 
 
 def _lanes(

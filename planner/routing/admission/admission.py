@@ -36,7 +36,7 @@ def excess_s(state: RouterState, query: Query, now_s: float) -> float:
     pieces, queued = queue.pieces, queue.rows
     queries = len(pieces) + len(queue.held)
     rate = state.total_rate
-    if state.sole_inline_lane is None and not query.required:
+    if state.sole_inline_lane is None and not query.best_only:
         service_s = state.service_time_s(rows, queued)
         # upper bound on the executing rows, as if all lanes were busy until the last completes; usually
         # sufficient to decide
@@ -49,7 +49,7 @@ def excess_s(state: RouterState, query: Query, now_s: float) -> float:
         late_s = MARGIN * (waiting_s + executing / rate) + service_s - left_s
     else:
         executing = state.executing_rows(now_s)
-        if query.required:
+        if query.best_only:
             # a shorter queue cannot compensate for the best path's service time
             late_s = MARGIN * executing / rate + state.best_service_time_s(rows) - left_s
             if late_s > 0:
@@ -61,7 +61,7 @@ def excess_s(state: RouterState, query: Query, now_s: float) -> float:
     level = query.priority or LOWEST
     if pieces[0].level < level:
         # lower priorities have a reserved share of lane time, whatever waits with a higher priority
-        service_s = state.best_service_time_s(rows) if query.required else state.service_time_s(rows, 0)
+        service_s = state.best_service_time_s(rows) if query.best_only else state.service_time_s(rows, 0)
         share_s = MARGIN * executing / rate + waits_s(state, query, MARGIN) + service_s - left_s
         if share_s <= 0:
             return share_s

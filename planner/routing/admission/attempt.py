@@ -23,10 +23,10 @@ SILENT_S = 1.0
 """Time without any execution after which any query is tried."""
 
 
-def record_arrival(state: RouterState, rows: int, budget_s: float, required: bool = False) -> bool:
+def record_arrival(state: RouterState, rows: int, budget_s: float, best_only: bool = False) -> bool:
     """Counts a query in the observed traffic; returns whether its budget could be met on an idle server."""
-    possible = state.is_possible(rows, budget_s, required)
-    attempted = possible or budget_s >= _alone_s(state, rows, required)
+    possible = state.is_possible(rows, budget_s, best_only)
+    attempted = possible or budget_s >= _alone_s(state, rows, best_only)
     state.observed.record_arrival(rows, budget_s, possible, attempted)
     return possible
 
@@ -43,7 +43,7 @@ def worth_accepting(state: RouterState, query: Query, now_s: float) -> bool:
         if left_s < wait_s:
             wait_s = left_s
     wait_s = max(wait_s, 0.0)
-    return now_s + wait_s + _alone_s(state, query.rows, query.required) <= query.deadline_s
+    return now_s + wait_s + _alone_s(state, query.rows, query.best_only) <= query.deadline_s
 
 
 def attempt(state: RouterState, lane: LaneState, now_s: float) -> BatchChoice | None:
@@ -62,7 +62,7 @@ def attempt(state: RouterState, lane: LaneState, now_s: float) -> BatchChoice | 
             continue
         if (
             silent
-            or now_s + _quickest_s(state, piece.rows, query.required) + state.answer_s(query)
+            or now_s + _quickest_s(state, piece.rows, query.best_only) + state.answer_s(query)
             <= query.deadline_s
         ):
             rows = min(piece.rows, lane.max_rows[path])
@@ -77,7 +77,7 @@ def path_for(state: RouterState, lane: LaneState, piece: Piece) -> int:
     if query.path >= 0 and piece.rows < query.rows:
         kind = paths[query.path].representation
         return next((p for p in lane.paths if paths[p].representation == kind), -1)
-    if query.required:
+    if query.best_only:
         return next((p for p in lane.order if paths[p].value >= state.best_value), -1)
     return lane.fastest
 
@@ -87,21 +87,21 @@ def _silent(state: RouterState, now_s: float) -> bool:
     return all(lane.in_flight is None and now_s - lane.last_done_s > SILENT_S for lane in state.lanes)
 
 
-def _alone_s(state: RouterState, rows: int, required: bool) -> float:
+def _alone_s(state: RouterState, rows: int, best_only: bool) -> float:
     """Returns the shortest possible time to an answer, by best observed times, with the query split over all
     lanes of an idle server.
     """
     part = -(-rows // max(1, len(state.usable)))
-    return _quickest_s(state, part, required) + state.front.answer_s + state.front.answer_row_s * rows
+    return _quickest_s(state, part, best_only) + state.front.answer_s + state.front.answer_row_s * rows
 
 
-def _quickest_s(state: RouterState, rows: int, required: bool) -> float:
+def _quickest_s(state: RouterState, rows: int, best_only: bool) -> float:
     """Returns the shortest service time observed on a usable lane, scaled to `rows`, in seconds."""
     best_s = INF
     for lane in state.usable:
         for p in lane.order:
             path = state.paths[p]
-            if required and path.value < state.best_value:
+            if best_only and path.value < state.best_value:
                 continue
             seconds = path.latency.median[min(rows, path.latency.rows)] * lane.correction.quickest[p]
             if seconds < best_s:

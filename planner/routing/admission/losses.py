@@ -16,9 +16,9 @@ USUAL_SHARE = 0.25
 """A loss also counts if the query's slack is at least this share of a usual query's slack."""
 
 
-def record_loss(state: RouterState, rows: int, budget_s: float, required: bool = False) -> None:
+def record_loss(state: RouterState, rows: int, budget_s: float, best_only: bool = False) -> None:
     """Records a query that was rejected, expired or answered late, if its budget allowed waiting."""
-    slack_s = state.slack_s(rows, budget_s, required)
+    slack_s = state.slack_s(rows, budget_s, best_only)
     backoff = state.loss_backoff
     if slack_s >= 0 and slack_s >= min(SLACK_SHARE * budget_s, USUAL_SHARE * backoff.usual_slack_s):
         backoff.record_loss(rows * state.best_value)

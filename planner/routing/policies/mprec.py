@@ -90,7 +90,7 @@ class MPRec(Policy):
         fastest, fastest_s = 0, float("inf")
         for path in sorted(state.paths, key=lambda p: -p.value):
             lanes = self._lanes[path.device]
-            if path.value <= 0 or not lanes or (query.required and path.value < state.best_value):
+            if path.value <= 0 or not lanes or (query.best_only and path.value < state.best_value):
                 continue
             behind = int(self._bound_s[path.device] / path.row_s)
             rows = max(query.rows, min(query.rows + behind, self._merge[path.index]))

@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Message, Scope
 from polyrec.server.errors import Defect, Malformed, Stopping
 from polyrec.server.http.connection.access_log import ANSWERED_BY, AnsweredBy
 from polyrec.server.http.connection.head import Head
-from polyrec.server.http.connection.reply import HeaderList, Reply, error_reply
+from polyrec.server.http.connection.reply import HeaderList, Reply, WriteReply, error_reply
 from polyrec.server.request_ids import SCOPE_KEY, log_extra
 
 log = logging.getLogger("polyrec.http")
@@ -28,7 +28,6 @@ _PLAIN = re.compile(rb"/[A-Za-z0-9_./-]*")
 MAX_WAITING_BYTES = 64 * 2**10
 """Received bytes that may wait for an earlier request or for the application before reading pauses."""
 Address = tuple[str, int] | None
-Answered = Callable[[int, HeaderList, bytes], None]
 
 
 def make_scope(head: Head, client: Address, server: Address, scheme: str, request_id: str) -> Scope:
@@ -60,16 +59,16 @@ def make_scope(head: Head, client: Address, server: Address, scheme: str, reques
 class AsgiRequest:
     """One request that the application processes.
 
-    answered: called once with status, headers and body.
+    reply: writes the answer; called once.
     drained: called when the application has read all fed bytes, so that more may be fed.
     max_waiting_bytes: bytes of the body that may wait before the connection should pause reading.
     waiting_bytes: fed bytes that the application has not read yet.
     """
 
-    def __init__(self, app: ASGIApp, scope: Scope, answered: Answered, drained: Callable[[], None]) -> None:
+    def __init__(self, app: ASGIApp, scope: Scope, reply: WriteReply, drained: Callable[[], None]) -> None:
         self._app = app
         self._scope = scope
-        self._answered = answered
+        self._reply = reply
         self._drained = drained
         self.max_waiting_bytes = MAX_WAITING_BYTES
         self.waiting_bytes = 0
@@ -109,7 +108,7 @@ class AsgiRequest:
         self._pieces.append(piece)
         self._news.set()
 
-    def finish(self) -> None:
+    def end_body(self) -> None:
         """Marks the body as complete."""
         self._complete = True
         self._news.set()
@@ -171,4 +170,4 @@ class AsgiRequest:
 
     def _answer(self, status: int, headers: HeaderList, body: bytes) -> None:
         self._answer_sent = True
-        self._answered(status, headers, body)
+        self._reply(status, headers, body)

@@ -11,18 +11,18 @@ from typing import cast
 
 from starlette.types import Scope
 
+from polyrec.server.access.rates import network_of
 from polyrec.server.http.connection.asgi import Address, make_scope
 from polyrec.server.http.connection.frontend import HttpFrontend
 from polyrec.server.http.connection.head import Head
 from polyrec.server.http.connection.reply import CONTINUE
-from polyrec.server.http.rates import network_of
 
 
 class Channel:
     """The transport of one connection.
 
     client, server: address and port of both ends, None on a Unix socket.
-    network: the client's network (`rates.network_of`).
+    network: the client's network (`access.rates.network_of`).
     write: sends bytes. It is the transport's own method, since a wrapper would cost a call per answer.
     write_paused: whether the write buffer is full.
     closed: whether reading has ended.

@@ -250,8 +250,10 @@ class Connection(asyncio.Protocol):
                 if rejected is not None:
                     self._reply(rejected.status, *rejected.encoded(()))
                     return
-                ways = self._reply, self._reject, self._arrival, partial(frontend.in_turn, self.network)
-                self._request = request = HotRequest(hot, head, self._scope(), is_whole, *ways)
+                in_turn = partial(frontend.in_turn, self.network)
+                self._request = request = HotRequest(
+                    hot, head, self._scope(), is_whole, self._reply, self._reject, self._arrival, in_turn
+                )
                 request.admit()
             else:
                 scope, resume = self._scope(), self._channel.resume_reading
@@ -284,7 +286,7 @@ class Connection(asyncio.Protocol):
             if complete:
                 self._state = WAITING
                 self.deadline_s = NEVER_S
-                request.finish()
+                request.end_body()
         except HttpViolation:
             raise
         except Exception as e:

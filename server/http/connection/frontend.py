@@ -37,7 +37,7 @@ class SweptConnection(Protocol):
     """A connection as the frontend sees it.
 
     deadline_s: time at which its state times out, in seconds on `clock`.
-    network: the client's network (`rates.network_of`).
+    network: the client's network (`access.rates.network_of`).
     idle: whether no request has begun to arrive.
     waiting: whether a request waits for its answer.
     awaits_turn: whether the connection is queued for `advance`.
@@ -208,7 +208,7 @@ class HttpFrontend:
         otherwise would wait for the large ones of all connections. Networks take turns, so that a client with
         thousands of connections delays a health check by one piece.
 
-        network: the client's network (`rates.network_of`).
+        network: the client's network (`access.rates.network_of`).
         held_bytes: memory that the work holds until it is done.
         """
         self.buffered += held_bytes

@@ -15,10 +15,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import cast
 
+from polyrec.server.access.rates import network_of
 from polyrec.server.app.background import start_task
 from polyrec.server.http.connection.frontend import HttpFrontend
 from polyrec.server.http.connection.limits import HANDSHAKES_SHARE, Networks
-from polyrec.server.http.rates import network_of
 
 HANDSHAKE_S = 5.0
 """Timeout of a TLS handshake."""

@@ -21,6 +21,7 @@ from polyrec.server.http.connection.access_log import ANSWERED_BY
 from polyrec.server.http.connection.body import Headers, read_body
 from polyrec.server.http.connection.reply import Reply
 from polyrec.server.http.options import BUDGET, PRIORITY, QUALITY, parse_budget_s
+from polyrec.server.tracing.trace import Moments
 
 
 class HotCodec(EndpointCodec, Protocol):
@@ -86,7 +87,8 @@ class HotEndpoint:
         if engine.tracer is not None:
             trace = engine.tracer.begin(scope(), codec.endpoint)
             if trace is not None:
-                trace.end((arrival_s, *(0.0,) * 4, now_s), outcome, reply.status, 0, budget_s)
+                moments = Moments(arrival_s, ended_s=now_s)
+                trace.end(moments, outcome, reply.status, 0, budget_s)
         return reply
 
     def _ordinary_budget_s(self, headers: Headers) -> float | None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol
 
 from starlette.types import Scope
 
@@ -20,24 +19,18 @@ from polyrec.server.http.connection.access_log import AnsweredBy
 from polyrec.server.http.connection.body import Inflater, check_length
 from polyrec.server.http.connection.head import Head
 from polyrec.server.http.connection.hot_endpoint import HotEndpoint
-from polyrec.server.http.connection.reply import HeaderList, Reply, error_reply
+from polyrec.server.http.connection.reply import Reply, WriteReply, error_reply
 
 LARGE_BODY_BYTES = 2**16
 """Size from which a body is parsed in turn; it takes about a millisecond."""
 STOPPING = "the server stops before the query was executed"
 
 
-class WriteReply(Protocol):
-    """Writes an answer to the connection. close: whether to close the connection after it."""
-
-    def __call__(self, status: int, headers: HeaderList, body: bytes, close: bool = False) -> None: ...
-
-
 class HotRequest:
     """One request to a hot endpoint.
 
     scope: the ASGI scope.
-    judged: whether it was found with its whole body that it is not to be rejected early.
+    is_whole: whether the whole body arrived with the head, so that `reject_early` has seen it already.
     reply: writes the answer.
     fail: answers with an error.
     arrival: estimates when the bytes being read arrived.
@@ -54,7 +47,7 @@ class HotRequest:
         "_fail",
         "_head",
         "_in_turn",
-        "_judged",
+        "_is_whole",
         "_pieces",
         "_reply",
         "_scope",
@@ -67,7 +60,7 @@ class HotRequest:
         endpoint: HotEndpoint,
         head: Head,
         scope: Scope,
-        judged: bool,
+        is_whole: bool,
         reply: WriteReply,
         fail: Callable[[Exception], None],
         arrival: Callable[[], Arrival],
@@ -77,7 +70,7 @@ class HotRequest:
         self._call = endpoint.call(scope)
         self._head = head
         self._scope = scope
-        self._judged = judged
+        self._is_whole = is_whole
         self._reply = reply
         self._fail = fail
         self._arrival = arrival
@@ -108,7 +101,7 @@ class HotRequest:
             raise TooLarge(f"the body has more than {self.max_waiting_bytes} bytes")
         self._pieces.append(piece)
 
-    def finish(self) -> None:
+    def end_body(self) -> None:
         """Marks the body as complete and queues the query; in turn if the body is large or compressed.
 
         Raises RequestError or FeatureError.
@@ -157,7 +150,7 @@ class HotRequest:
 
     def _queue(self, body: bytes, arrival: Arrival) -> None:
         """Rejects the request early or queues its query. Raises RequestError or FeatureError."""
-        if not self._judged:
+        if not self._is_whole:
             headers, scope = self._head.headers, self._scope
             rejected = self._endpoint.reject_early(headers, len(body), lambda: scope, arrival, body)
             if rejected is not None:

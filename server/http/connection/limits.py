@@ -66,7 +66,7 @@ class ConnectionLimits:
 
 
 class Networks(Generic[T]):
-    """Connections by client network (`rates.network_of`), with quick access to the largest network.
+    """Connections by client network (`access.rates.network_of`), with quick access to the largest network.
 
     At a limit, a connection of the largest network is closed, so a client that opens thousands keeps out only
     itself. All operations take constant time.

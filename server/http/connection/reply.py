@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from http import HTTPStatus
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import orjson
 from starlette.types import Receive, Scope, Send
@@ -18,6 +18,12 @@ HeaderList = Sequence[tuple[bytes, bytes]]
 STATUS_LINES = {s.value: f"HTTP/1.1 {s.value} {s.phrase}\r\n".encode() for s in HTTPStatus}
 BODILESS = (204, 304)
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+class WriteReply(Protocol):
+    """Writes an answer to the connection. close: whether to close the connection after it."""
+
+    def __call__(self, status: int, headers: HeaderList, body: bytes, close: bool = False) -> None: ...
 
 
 class Reply(NamedTuple):

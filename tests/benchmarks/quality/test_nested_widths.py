@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.quality.nested_widths import FEWER_BITS, alone, table
-from polyrec.models.training.recipe import Training
+from polyrec.models.training.recipe import RecipeFile
 
-LADDER = Training.model_validate(
+LADDER = RecipeFile.model_validate(
     {"architecture": {"widths": [4, 8], "top": [64]}, "recipe": {"sparse_lr": 0.5, "block_lr": [1.0, 0.5]}}
 )
 

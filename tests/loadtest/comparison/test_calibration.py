@@ -1,4 +1,4 @@
-"""Calibration of costs; it runs on a live server in tests/polyrec/cli/test_bench.py."""
+"""Calibration of costs; it runs on a live server in tests/polyrec/cli/measure/test_bench.py."""
 
 from __future__ import annotations
 

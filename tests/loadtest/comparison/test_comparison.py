@@ -1,4 +1,4 @@
-"""The comparison is run on a live server in tests/polyrec/cli/test_bench.py; here is what needs none."""
+"""Tests the comparison without a server; tests/polyrec/cli/measure/test_bench.py runs it on a live one."""
 
 from __future__ import annotations
 

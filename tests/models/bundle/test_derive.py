@@ -19,7 +19,7 @@ from polyrec.models.errors import BundleError
 from polyrec.models.runtimes import open_runtime
 from polyrec.models.schema.schema import load_schema
 from polyrec.models.training.pipeline import Learner
-from polyrec.models.training.recipe import Recipe, Select, Training
+from polyrec.models.training.recipe import Recipe, RecipeFile, Select
 from tests.models.executions import RUNTIMES
 
 BY_ROWS = "hybrid by rows"
@@ -30,7 +30,7 @@ BY_ROWS = "hybrid by rows"
 def family(clicks: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Bundle]:
     """One small trained bundle of each representation."""
     schema = load_schema("trivago")
-    training = Training(
+    training = RecipeFile(
         architecture=Architecture(width=8, bottom=(16,), top=(32,), interaction="dot"),
         recipe=Recipe(epochs=1, batch_rows=512),
         encoding=Encoding(k=32, hidden=(16,)),

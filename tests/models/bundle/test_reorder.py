@@ -20,7 +20,7 @@ from polyrec.models.schema.batch import F32, I64
 from polyrec.models.schema.schema import load_schema
 from polyrec.models.schema.vocabulary import ids_of_ranks
 from polyrec.models.training.pipeline import Learner
-from polyrec.models.training.recipe import Recipe, Select, Training
+from polyrec.models.training.recipe import Recipe, RecipeFile, Select
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def family(clicks: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
     reader = open_data(clicks, schema)
 
     def learn(kind: str, select: Select, name: str) -> Bundle:
-        training = Training(
+        training = RecipeFile(
             architecture=Architecture(width=8, bottom=(16,), top=(32,), interaction="dot"),
             recipe=Recipe(epochs=1, batch_rows=512),
             encoding=Encoding(k=32, hidden=(16,)),

@@ -16,7 +16,7 @@ from polyrec.models.evaluation.predictions import predict_all
 from polyrec.models.runtimes import open_runtime, predict_rows
 from polyrec.models.schema.schema import Schema, load_schema
 from polyrec.models.training.pipeline import Learner
-from polyrec.models.training.recipe import Recipe, Training
+from polyrec.models.training.recipe import Recipe, RecipeFile
 
 SMALL = Architecture(width=4, bottom=(8,), top=(8,), interaction="dot")
 
@@ -38,7 +38,7 @@ def learn(clicks: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..
 
     def learn(seed: int = 0, **changes: object) -> Bundle:
         schema = Schema.model_validate(load_schema("trivago").model_dump() | changes)
-        training = Training(architecture=SMALL, recipe=Recipe(epochs=1, batch_rows=1024, seed=seed))
+        training = RecipeFile(architecture=SMALL, recipe=Recipe(epochs=1, batch_rows=1024, seed=seed))
         out = tmp_path_factory.mktemp("bundles") / "tiny"
         return Learner(open_data(clicks, schema), schema, training).learn(out)
 

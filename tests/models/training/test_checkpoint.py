@@ -16,7 +16,7 @@ from polyrec.models.dlrm.dlrm import Architecture
 from polyrec.models.schema.schema import load_schema
 from polyrec.models.training.checkpoint import Checkpoints, CheckpointSettings, ResumeError, State
 from polyrec.models.training.pipeline import Learner
-from polyrec.models.training.recipe import Recipe, Training
+from polyrec.models.training.recipe import Recipe, RecipeFile
 from polyrec.models.training.trainer import StepReport
 
 DEADLINE_S = 60
@@ -113,7 +113,7 @@ def test_an_interrupted_training_goes_on_to_the_same_checks_and_weights(
 ) -> None:
     """Interrupted in the first window, between checks, in later epochs and in the second training."""
     schema = load_schema("trivago")
-    training = Training(
+    training = RecipeFile(
         architecture=Architecture(width=4, bottom=(8,), top=(8,), interaction="cat"),
         recipe=Recipe(
             epochs=3,

@@ -16,10 +16,10 @@ from polyrec.models.dlrm.representation import Representation, initial_stage
 from polyrec.models.embeddings.computed import Encoding
 from polyrec.models.errors import BundleError
 from polyrec.models.training.distill import Regression, distill
-from polyrec.models.training.recipe import Select, Training
+from polyrec.models.training.recipe import RecipeFile, Select
 from polyrec.models.training.trainer import predict, predict_heads
 
-TRAINING = Training(encoding=Encoding(k=64, hidden=(32,)), select=Select(share=0.3))
+TRAINING = RecipeFile(encoding=Encoding(k=64, hidden=(32,)), select=Select(share=0.3))
 
 
 @pytest.fixture(scope="module")

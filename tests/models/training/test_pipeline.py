@@ -19,7 +19,7 @@ from polyrec.models.runtimes import open_runtime, predict_rows
 from polyrec.models.schema.schema import Schema, load_schema
 from polyrec.models.training.baselines import shortfalls
 from polyrec.models.training.pipeline import Learner
-from polyrec.models.training.recipe import RECIPES, Recipe, Training, default_training, load_training
+from polyrec.models.training.recipe import RECIPES, Recipe, RecipeFile, default_recipe_file, load_recipe_file
 
 
 def test_a_bundles_test_metrics_equal_those_of_its_predictions(bundle: Bundle, clicks: Path) -> None:
@@ -36,7 +36,7 @@ def test_refit_learns_the_vocabulary_of_the_validation_rows_too(clicks: Path, tm
     reader = open_data(clicks, schema)
     sizes = []
     for refit in (False, True):
-        training = Training(recipe=Recipe(epochs=1, batch_rows=512, refit=refit))
+        training = RecipeFile(recipe=Recipe(epochs=1, batch_rows=512, refit=refit))
         bundle = Learner(reader, schema, training).learn(tmp_path / f"refit-{refit}")
         sizes.append(bundle.encoder.vocabularies["user_id"].size)
     assert sizes[1] > sizes[0]
@@ -49,7 +49,7 @@ def test_a_bundle_says_whether_its_training_began_nearly_linear(
     """4,320 of the 6,000 rows are for training, 4,800 with those for validation."""
     schema = load_schema("trivago")
     recipe = Recipe(epochs=1, batch_rows=512, refit=True, linear_start=(0, beyond))
-    bundle = Learner(open_data(clicks, schema), schema, Training(recipe=recipe)).learn(tmp_path / "bundle")
+    bundle = Learner(open_data(clicks, schema), schema, RecipeFile(recipe=recipe)).learn(tmp_path / "bundle")
     assert bundle.manifest.training["linear_start"] is linear
 
 
@@ -60,7 +60,7 @@ def test_the_fingerprint_identifies_the_training_data(bundle: Bundle, clicks: Pa
 
 @pytest.mark.parametrize("name", [file.stem for file in RECIPES.glob("*.yaml")])
 def test_shipped_recipes_load_and_belong_to_their_schema(name: str) -> None:
-    assert default_training(load_schema(name)) == load_training(name)
+    assert default_recipe_file(load_schema(name)) == load_recipe_file(name)
 
 
 @pytest.mark.parametrize(
@@ -82,19 +82,19 @@ def test_a_bad_recipe_is_named_in_one_line(tmp_path: Path, text: str, reason: st
     file = tmp_path / "recipe.yaml"
     file.write_text(text)
     with pytest.raises(DataError, match=reason) as error:
-        load_training(file)
+        load_recipe_file(file)
     assert "\n" not in str(error.value)
 
 
 def test_a_missing_recipe_lists_the_shipped_ones() -> None:
     with pytest.raises(DataError, match=r"shipped recipes: .*trivago"):
-        load_training("nope")
+        load_recipe_file("nope")
 
 
 def test_one_training_gives_a_bundle_of_all_widths(clicks: Path, tmp_path: Path) -> None:
     schema = load_schema("trivago")
     reader = open_data(clicks, schema)
-    training = Training.model_validate(
+    training = RecipeFile.model_validate(
         {
             "architecture": {"widths": [2, 8], "bottom": [16], "top": [32]},
             "recipe": {"epochs": 1, "batch_rows": 256, "block_lr": [1.0, 0.5], "average": 0.9, "refit": True},
@@ -118,7 +118,7 @@ def test_sampled_negatives_leave_probabilities_of_the_whole_traffic(clicks: Path
         update={"label": schema.label.model_copy(update={"negatives_kept": 0.25}), "name": "sampled"}
     )
     recipe = Recipe(epochs=2, batch_rows=128)
-    training = Training(architecture=Architecture(width=4, bottom=(8,), top=(16,)), recipe=recipe)
+    training = RecipeFile(architecture=Architecture(width=4, bottom=(8,), top=(16,)), recipe=recipe)
     bundle = Learner(open_data(tmp_path / "sampled.parquet", sampled), sampled, training).learn(
         tmp_path / "b"
     )
@@ -136,7 +136,7 @@ def test_the_real_books_beat_logistic_regression(shared_data: Path, tmp_path: Pa
     """Data README: logistic regression on user and book has AUC 0.793 on a random tenth."""
     schema = load_schema("bookcrossing")
     reader = open_data(shared_data / "bookcrossing" / "ratings.parquet", schema)
-    training = default_training(schema).with_recipe({"refit": False})
+    training = default_recipe_file(schema).with_recipe({"refit": False})
     test = Learner(reader, schema, training).learn(tmp_path / "b").manifest.metrics["test"]
     assert np.greater_equal(test["auc"], 0.803)
 
@@ -146,7 +146,7 @@ def test_the_real_data_reach_gradient_boosting(shared_data: Path, tmp_path: Path
     """Data README: gradient boosting has AUC 0.853, log-loss 0.1282, MRR 0.609; a gross loss shows here."""
     schema = load_schema("trivago")
     reader = open_data(shared_data / "trivago" / "impressions.parquet", schema)
-    test = Learner(reader, schema, default_training(schema)).learn(tmp_path / "b").manifest.metrics["test"]
+    test = Learner(reader, schema, default_recipe_file(schema)).learn(tmp_path / "b").manifest.metrics["test"]
     assert test["rows"] == 62_488
     assert np.greater_equal(test["auc"], 0.850)
     assert np.less_equal(test["log_loss"], 0.1302)
@@ -157,7 +157,7 @@ def test_batch_norms_are_folded_into_the_bundle(clicks: Path, tmp_path: Path) ->
     schema = load_schema("trivago")
     reader = open_data(clicks, schema)
     encoding = Encoding(k=16, hidden=(16, 8, 8), activation="mish", batch_norm=True)
-    training = Training(
+    training = RecipeFile(
         architecture=Architecture(width=4, bottom=(8,), top=(8,), interaction="cat"),
         recipe=Recipe(epochs=1, batch_rows=512),
         encoding=encoding,
@@ -183,7 +183,7 @@ def test_the_default_beats_the_baselines_where_most_items_are_new(shared_data: P
     ids_only = Schema.model_validate(whole.model_dump() | {"request": ()})
     for name, schema in (("ids", ids_only), ("request", whole)):
         reader = open_data(tmp_path / "few.parquet", schema)
-        metrics = Learner(reader, schema, Training()).learn(tmp_path / name).manifest.metrics
+        metrics = Learner(reader, schema, RecipeFile()).learn(tmp_path / name).manifest.metrics
         assert not [w for w in shortfalls(metrics) if name == "ids" or "log-loss" in w]
 
 
@@ -191,7 +191,7 @@ def test_the_default_beats_the_baselines_where_most_items_are_new(shared_data: P
 def test_nested_widths_of_movielens_are_a_ladder(shared_data: Path, tmp_path: Path) -> None:
     schema = load_schema("ml1m")
     reader = open_data(shared_data / "ml1m" / "ratings.parquet", schema)
-    ladder = Learner(reader, schema, default_training(schema)).learn(tmp_path / "b").by_width()
+    ladder = Learner(reader, schema, default_recipe_file(schema)).learn(tmp_path / "b").by_width()
     assert [view.width for view in ladder] == [8, 16, 32, 64]
     assert np.greater_equal(ladder[-1].test_metrics["auc"], 0.82)
     assert ladder[0].test_metrics["information"] < ladder[-1].test_metrics["information"]
@@ -201,6 +201,6 @@ def test_nested_widths_of_movielens_are_a_ladder(shared_data: Path, tmp_path: Pa
 def test_the_default_needs_no_tuning_on_movielens(shared_data: Path, tmp_path: Path) -> None:
     schema = load_schema("ml1m")
     reader = open_data(shared_data / "ml1m" / "ratings.parquet", schema)
-    metrics = Learner(reader, schema, Training()).learn(tmp_path / "b").manifest.metrics
+    metrics = Learner(reader, schema, RecipeFile()).learn(tmp_path / "b").manifest.metrics
     assert np.greater_equal(metrics["test"]["auc"], 0.815)
     assert shortfalls(metrics) == []

@@ -18,7 +18,7 @@ from polyrec.models.dlrm.dlrm import Architecture
 from polyrec.models.errors import DataError
 from polyrec.models.schema.schema import load_schema
 from polyrec.models.training.pipeline import Learner
-from polyrec.models.training.recipe import Recipe, Training, load_training
+from polyrec.models.training.recipe import Recipe, RecipeFile, load_recipe_file
 from polyrec.models.training.search import (
     CHOICES,
     FewerRows,
@@ -32,7 +32,7 @@ from polyrec.models.training.search import (
     survivors,
 )
 
-SMALL = Training(
+SMALL = RecipeFile(
     architecture=Architecture(width=4, bottom=(8,), top=(8,), interaction="cat"),
     recipe=Recipe(epochs=1, checks_per_epoch=1),
 )
@@ -82,18 +82,18 @@ def test_the_standard_error_is_that_of_resampled_groups(grouped: bool) -> None:
 
 
 def test_changes_are_valid_distinct_and_the_same_for_every_count() -> None:
-    found = draw_changes(Training(), 40, seed=3)
+    found = draw_changes(RecipeFile(), 40, seed=3)
     assert len(found) == 40
-    assert draw_changes(Training(), 7, seed=3) == found[:7]
+    assert draw_changes(RecipeFile(), 7, seed=3) == found[:7]
     assert len({json.dumps(c) for c in found}) == 40
     for changes in found:
-        training = changed(Training(), changes)
-        assert training != Training()
+        training = changed(RecipeFile(), changes)
+        assert training != RecipeFile()
         for part, values in changes.items():
             for key, value in values.items():
                 assert value in CHOICES[part][key]
                 assert getattr(getattr(training, part), key) == value
-    nested = Training(architecture=Architecture(widths=(4, 8)))
+    nested = RecipeFile(architecture=Architecture(widths=(4, 8)))
     assert all("width" not in c.get("architecture", {}) for c in draw_changes(nested, 40, seed=3))
 
 
@@ -181,7 +181,7 @@ def test_files_hold_every_trial_and_a_recipe_that_loads(learner: Learner, tmp_pa
     found = search_recipe(learner, 600.0, candidates=2, log=files.add)
     files.write_recipe(found, "clicks.parquet")
     assert files.recipe == tmp_path / "runs" / "table.recipe.yaml"
-    assert load_training(files.recipe) == found.training
+    assert load_recipe_file(files.recipe) == found.training
     assert "log-loss" in files.recipe.read_text().splitlines()[0]
     lines = [json.loads(line) for line in files.log.read_text().splitlines()]
     assert lines == json.loads(json.dumps([asdict(t) for t in found.trials]))

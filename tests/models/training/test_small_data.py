@@ -14,7 +14,7 @@ from polyrec.models.errors import DataError
 from polyrec.models.schema.schema import Schema
 from polyrec.models.training.baselines import shortfalls
 from polyrec.models.training.pipeline import Learner
-from polyrec.models.training.recipe import Training
+from polyrec.models.training.recipe import RecipeFile
 
 SCHEMA = Schema.model_validate(
     {
@@ -40,7 +40,7 @@ def learner(path: Path, clicked: np.ndarray, seed: int = 0) -> Learner:
         "clicked": clicked.astype(np.int8),
     }
     pq.write_table(pa.table(columns), path)
-    return Learner(open_data(path, SCHEMA), SCHEMA, Training().with_recipe({"seed": seed}))
+    return Learner(open_data(path, SCHEMA), SCHEMA, RecipeFile().with_recipe({"seed": seed}))
 
 
 def random_clicks(seed: int, rate: float = 0.3) -> np.ndarray:

@@ -16,11 +16,11 @@ from polyrec.models.runtimes import open_runtime
 from polyrec.models.schema.schema import load_schema
 from polyrec.models.training.checkpoint import CheckpointSettings
 from polyrec.models.training.pipeline import Learner
-from polyrec.models.training.recipe import Recipe, Training
+from polyrec.models.training.recipe import Recipe, RecipeFile
 from polyrec.models.training.trainer import StepReport
 
 SCHEMA = load_schema("trivago")
-TRAINING = Training(
+TRAINING = RecipeFile(
     architecture=Architecture(width=8, bottom=(16,), top=(32,)),
     recipe=Recipe(epochs=2, batch_rows=256, average=0.9, checks_per_epoch=2, dropout=0.1),
     encoding=Encoding(k=32, hidden=(16,), batch_norm=True),

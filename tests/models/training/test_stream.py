@@ -16,12 +16,12 @@ from polyrec.models.dlrm.dlrm import Architecture
 from polyrec.models.schema.schema import load_schema
 from polyrec.models.training.checkpoint import CheckpointSettings
 from polyrec.models.training.pipeline import Learner
-from polyrec.models.training.recipe import Recipe, Training
+from polyrec.models.training.recipe import Recipe, RecipeFile
 from polyrec.models.training.stream import ahead
 from polyrec.models.training.trainer import StepReport
 
 SCHEMA = load_schema("trivago")
-TRAINING = Training(
+TRAINING = RecipeFile(
     architecture=Architecture(width=4, bottom=(8,), top=(8,), interaction="cat"),
     recipe=Recipe(epochs=2, batch_rows=256, average=0.9, checks_per_epoch=2),
 )

@@ -73,7 +73,7 @@ def test_half_of_the_memory_of_tables_on_disk_is_cache() -> None:
 
 def test_remote_rows_take_no_memory() -> None:
     tables, _ = counted(20_000)
-    opened = opened_cuts(tables, 640_000, reach=(12_000,))
+    opened = opened_cuts(tables, 640_000, local_cuts=(12_000,))
     assert opened.prefix == (5000,)
     reads = batch_reads(tables, opened, 1000.0, 1.0)
     accesses = tables.accesses_by_rank[0]

@@ -216,7 +216,7 @@ def test_latency_has_one_request_to_the_store_and_the_bytes_of_its_rows_in_it() 
     lookups = plan.placement.paths[0].lookups
     assert planned.latency is not None
     tables, on = skewed(1000), machine(disk=True, remote=STORE)
-    opened = opened_cuts(tables, 300_000, reach=(500,))
+    opened = opened_cuts(tables, 300_000, local_cuts=(500,))
     cost = below_memory(on.device("cpu"), on, 1000.0).cost
     for rows in (64, 512):
         reads = batch_reads(tables, opened, float(rows), 1.0)

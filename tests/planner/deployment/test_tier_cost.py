@@ -48,7 +48,7 @@ def test_the_tail_has_more_reads_than_the_median() -> None:
 
 def test_batches_of_any_size_read_what_the_tables_say() -> None:
     tables = skewed(100_000, row_bytes=256.0, lookups=0.05)
-    opened = opened_cuts(tables, 2_000_000, reach=(50_000,))
+    opened = opened_cuts(tables, 2_000_000, local_cuts=(50_000,))
     timing = CutTiming(tables, opened, BelowMemory(("disk", "remote"), READS, PAGE_BYTES), ahead=False)
     for rows in (1, 7, 19, 21, 300, 5000):
         found, wanted = timing.reads(rows), batch_reads(tables, opened, 0.05 * rows, 1.0)
@@ -63,7 +63,7 @@ def test_batches_of_any_size_read_what_the_tables_say() -> None:
 
 def test_the_tail_has_more_remote_rows_and_rounds_of_reads() -> None:
     tables = skewed(100_000, row_bytes=256.0)
-    opened = replace(opened_cuts(tables, 2_000_000, reach=(50_000,)), page_slots=4)
+    opened = replace(opened_cuts(tables, 2_000_000, local_cuts=(50_000,)), page_slots=4)
     cost = TierCost(wait_s=1e-3, remote_batch_s=3e-3, remote_s=1e-4)
     timing = CutTiming(tables, opened, BelowMemory(("disk", "remote"), cost, PAGE_BYTES), ahead=False)
     mean = timing.reads(100)

@@ -82,7 +82,7 @@ def head_index(state: RouterState, lane: LaneState, pieces: list[Piece]) -> int:
     if not lower or state.queue.credit_s <= 0:
         return 0
     _, at = min(lower)
-    p = lane.order[0] if pieces[at].query.required else lane.fastest
+    p = lane.order[0] if pieces[at].query.best_only else lane.fastest
     rows = min(pieces[at].rows, lane.max_rows[p])
     seconds = state.paths[p].latency.median[rows] * lane.correction.median[p]
     return at if seconds <= state.queue.credit_s else 0
@@ -136,7 +136,7 @@ def batch(
     if query.path >= 0 and rows < query.rows:
         kind = state.paths[query.path].representation
         order = [p for p in lane.paths if state.paths[p].representation == kind]
-    elif query.required:
+    elif query.best_only:
         order = [p for p in lane.paths if state.paths[p].value >= state.best_value]
     has_rejected = False
     for p in order:
@@ -181,7 +181,7 @@ def formed(
             query.settled
             or rows + piece.rows > merge
             or tail[rows + piece.rows] > allowed
-            or (query.required and path.value < state.best_value)
+            or (query.best_only and path.value < state.best_value)
             or of_another_kind
             or query.reading != first.query.reading
         ):
@@ -332,7 +332,7 @@ def excess_s(state: RouterState, query: Query, now_s: float) -> float:
         backlog_s = admission.MARGIN * (drain_s(ahead, queries) + executing / state.total_rate)
         return backlog_s + state.service_time_s(query.rows, ahead) - left
 
-    if query.required:
+    if query.best_only:
         best_s = (
             admission.MARGIN * executing / state.total_rate + state.best_service_time_s(query.rows) - left
         )
@@ -360,17 +360,17 @@ def reserved_share_s(state: RouterState, query: Query, executing: float) -> floa
     ahead = sum(piece.rows for piece in lower)
     missing_s = (ahead + query.rows) / state.total_rate - state.queue.credit_s / len(state.usable)
     share_s = ahead / state.total_rate + max(0.0, missing_s) / (RESERVED_SHARE / (1 - RESERVED_SHARE))
-    own = state.best_service_time_s(query.rows) if query.required else state.service_time_s(query.rows, 0)
+    own = state.best_service_time_s(query.rows) if query.best_only else state.service_time_s(query.rows, 0)
     return admission.MARGIN * executing / state.total_rate + admission.MARGIN * share_s + own
 
 
-def service_time_s(state: RouterState, rows: int, required: bool = False) -> float:
+def service_time_s(state: RouterState, rows: int, best_only: bool = False) -> float:
     """With present corrections; infinity if the highest value is required and no lane has it."""
     times = [inf]
     for lane in state.usable:
         own = (
             [p for p in lane.paths if state.paths[p].value >= state.best_value]
-            if required
+            if best_only
             else [lane.fastest]
         )
         for p in own[:1]:

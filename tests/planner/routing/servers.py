@@ -61,10 +61,10 @@ class RouterDriver:
         rows: int,
         budget_s: float,
         priority: int = 0,
-        required: bool = False,
+        best_only: bool = False,
         misses: Misses = NO_MISSES,
     ) -> Query:
-        query = Query(rows, self.now_s, self.now_s + budget_s, priority, required)
+        query = Query(rows, self.now_s, self.now_s + budget_s, priority, best_only)
         self.ends[query] = []
         if self.router.submit(query, self.now_s) is not None or (
             any(misses) and self.router.hold(query, misses, self.now_s) is not None

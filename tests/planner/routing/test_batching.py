@@ -116,15 +116,15 @@ def test_every_decision_of_a_trace_equals_the_reference(machine, load, faults):
 def test_admission_equals_the_reference(steps, waiting, server, policy, slow, later_s):
     driver = driven(server, steps, policy, slow)
     state = driver.router.state
-    for rows, budget_s, priority, required, misses in waiting:
-        query = Query(rows, driver.now_s, driver.now_s + budget_s, priority, required)
+    for rows, budget_s, priority, best_only, misses in waiting:
+        query = Query(rows, driver.now_s, driver.now_s + budget_s, priority, best_only)
         if state.usable and state.sole_inline_lane is None:
             plain = reference.excess_s(state, query, driver.now_s)
             excess_s = admission.excess_s(state, query, driver.now_s)
             assert (excess_s > 0) == (plain > 0)
             if excess_s > 0:
                 assert excess_s == plain  # the Retry-After
-        driver.submit(rows, budget_s, priority, required, misses)
+        driver.submit(rows, budget_s, priority, best_only, misses)
         driver.turn()
         driver.now_s += later_s
 
@@ -156,7 +156,7 @@ def test_derived_state_equals_the_reference(steps, server, slow, rows):
     state.update_lanes()  # memoized times keep earlier corrections
     for n in rows:
         assert state.service_time_s(n, 0) == reference.service_time_s(state, n)
-        assert state.best_service_time_s(n) == reference.service_time_s(state, n, required=True)
+        assert state.best_service_time_s(n) == reference.service_time_s(state, n, best_only=True)
 
 
 def test_service_times_are_memoized_until_lanes_are_updated():

@@ -32,8 +32,8 @@ def test_any_sequence_of_operations_gives_the_same_decisions_when_it_is_explaine
 
         def look() -> None:
             if explained:
-                for rows, budget_s, required in queries:
-                    driver.router.explain(rows, budget_s, driver.now_s, required)
+                for rows, budget_s, best_only in queries:
+                    driver.router.explain(rows, budget_s, driver.now_s, best_only)
                 driver.router.snapshot()
 
         for i, one in enumerate(steps):

@@ -44,7 +44,7 @@ def test_load_gets_a_faster_path_with_reason_load():
 
 def test_required_quality_waits_for_the_most_accurate_path_or_is_rejected():
     driver = RouterDriver(router(lanes=cpu_lanes(1)))
-    queries = [driver.submit(147, 0.02, required=True) for _ in range(20)]
+    queries = [driver.submit(147, 0.02, best_only=True) for _ in range(20)]
     driver.run(0.1)
     answered = [q for q in queries if driver.ends[q] == ["answered"]]
     assert 0 < len(answered) < 20
@@ -54,7 +54,7 @@ def test_required_quality_waits_for_the_most_accurate_path_or_is_rejected():
 def test_required_quality_that_no_lane_reaches_in_time_is_rejected():
     r = router(lanes=cpu_lanes(1))
     assert r.submit(Query(147, 0.0, 0.002), 0.0) is None
-    assert r.submit(Query(147, 0.0, 0.002, required=True), 0.0) is not None
+    assert r.submit(Query(147, 0.0, 0.002, best_only=True), 0.0) is not None
 
 
 def test_a_query_waiting_behind_a_long_batch_is_dropped_at_its_own_deadline():
@@ -271,7 +271,7 @@ def test_required_quality_that_no_load_would_allow_lowers_that_of_no_other(budge
     driver = RouterDriver(router(BOTH, (GPU_LANE, *cpu_lanes(1)), weights={HYBRID.name: 0.5}))
     if budget_s == 0.02:
         driver.router.lane_down(0)
-    query = driver.submit(1, budget_s, required=True)
+    query = driver.submit(1, budget_s, best_only=True)
     driver.submit(1, 0.02)
     driver.now_s = 0.1
     driver.router.tick(0.1)

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from polyrec.cli.train_workers import local_environment
+from polyrec.cli.train.train_workers import local_environment
 from polyrec.planner.training.description import DescribedTable
 from polyrec.planner.training.exchange import FORMS, Form, Step, expected_exchange
 from polyrec.planner.training.popularity import described_popularity

@@ -15,12 +15,12 @@ import pytest
 
 from polyrec.loadtest.drivers.server_pages import MetricSamples
 from polyrec.planner.plan import Plan
+from polyrec.server.access.access import Access
+from polyrec.server.access.rates import GUESS_BURST
 from polyrec.server.app.engine import Engine
 from polyrec.server.child import ServerProcess
-from polyrec.server.http.access import Access
 from polyrec.server.http.admin import Admin
 from polyrec.server.http.app import create_app
-from polyrec.server.http.rates import GUESS_BURST
 from tests.forking import start
 from tests.server.http.test_access import (
     ADMIN_TOKEN,

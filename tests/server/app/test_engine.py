@@ -12,7 +12,7 @@ from polyrec.models.runtimes import open_runtime
 from polyrec.planner.plan import Plan, PlannedPath, Routing, single_path_plan
 from polyrec.planner.routing.latency.latency_table import LatencyTable
 from polyrec.server.app.engine import Engine, LifecycleState
-from polyrec.server.app.serving import MEASURED_ROUNDS, MEASURED_ROWS, model_of_shortest
+from polyrec.server.app.opening import MEASURED_ROUNDS, MEASURED_ROWS, model_of_shortest
 from polyrec.server.clock import clock
 from polyrec.server.errors import NotReady
 
@@ -40,7 +40,7 @@ def test_every_path_of_a_plan_answers_alike(bundle_dir: Path, bundle: Bundle, pl
         rows = serving.json_decoder.predict(b'{"instances": [{"item": "1"}, {}]}')
         answers = []
         for name in ("table@cpu", "table-onnx@cpu"):
-            engine.route(Routing(policy=f"static:{name}"))
+            engine.set_routing(Routing(policy=f"static:{name}"))
             answer = await serving.dispatcher.submit(rows, clock(), 60).payload.answer
             assert serving.paths[answer.path].name == name
             assert answer.reason is None
@@ -66,7 +66,7 @@ def test_nested_widths_are_paths_of_one_bundle(kind: str, nested: Bundle) -> Non
     )
     engine = Engine()
     engine.load(plan)
-    previous = engine.serving.generation
+    previous = engine.serving.loaded_plan
     engine.load(previous.plan, previous.bundles)  # as a rollback does
     serving = engine.serving
     assert [p.bundle.width for p in serving.paths] == [4, 8]
@@ -76,7 +76,7 @@ def test_nested_widths_are_paths_of_one_bundle(kind: str, nested: Bundle) -> Non
         rows = serving.json_decoder.predict(b'{"instances": [{"item": "1"}, {}]}')
         batch = rows.encode(nested.encoder)
         for path in serving.paths:
-            engine.route(Routing(policy=f"static:{path.name}"))
+            engine.set_routing(Routing(policy=f"static:{path.name}"))
             answer = await serving.dispatcher.submit(rows, clock(), 60).payload.answer
             expected = open_runtime("onnx", nested.at_width(path.planned.width)).predict(batch)
             np.testing.assert_allclose(answer.probabilities, expected, rtol=0, atol=1e-6)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from polyrec.models.schema.schema import BUILT_IN, Dense, Schema, load_schema
 from polyrec.planner.plan import Limits
 from polyrec.server.codecs.body_limits import COUNTED_FROM_BYTES, BodyLimits
-from polyrec.server.codecs.json_rows import Decoder
+from polyrec.server.codecs.json_rows import JsonDecoder
 from polyrec.server.codecs.oip_codec import OipCodec
 from polyrec.server.errors import TooLarge
 
@@ -73,7 +73,7 @@ def test_an_operators_limit_wins() -> None:
 def test_structure_is_counted_before_it_is_parsed(head: bytes, unit: bytes, tail: bytes, says: str) -> None:
     # Whoever parsed it would say that it is malformed.
     body = filled(head, unit, tail + b"!")
-    decoder = Decoder(TRIVAGO, Limits())
+    decoder = JsonDecoder(TRIVAGO, Limits())
     for read in (decoder.predict, decoder.rank):
         with pytest.raises(TooLarge, match=says):
             read(body)
@@ -141,7 +141,7 @@ def request(schema: Schema, rows: int, columns: bool, seed: int) -> Any:
 def test_body_limits_accept_ordinary_requests(
     name: str, rows: int, columns: bool, ascii_only: bool, seed: int
 ) -> None:
-    decoder = Decoder(SCHEMAS[name], Limits())
+    decoder = JsonDecoder(SCHEMAS[name], Limits())
     # room for the commas inside strings, which are counted as well
     rows = min(rows, 30_000 // (len(SCHEMAS[name].dense) + len(SCHEMAS[name].categorical)))
     body = json.dumps(request(SCHEMAS[name], rows, columns, seed), ensure_ascii=ascii_only).encode()
@@ -154,4 +154,4 @@ def test_the_limits_leave_room_for_structure_inside_strings(rows: int, is_counte
     strings = ["a,b,c,{x},[y]," * 4] * rows
     body = json.dumps({"columns": {"item": strings, "city": strings, "user_id": strings}}).encode()
     assert (len(body) >= COUNTED_FROM_BYTES) is is_counted
-    assert Decoder(TRIVAGO, Limits()).predict(body).rows == rows
+    assert JsonDecoder(TRIVAGO, Limits()).predict(body).rows == rows

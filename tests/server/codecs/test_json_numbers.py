@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polyrec.planner.plan import Limits
-from polyrec.server.codecs.json_numbers import ALWAYS_FAST_BYTES, column, may_be_slow, numbers
-from polyrec.server.codecs.json_rows import Decoder
+from polyrec.server.codecs.json_numbers import ALWAYS_FAST_BYTES, convert_column, convert_values, may_be_slow
+from polyrec.server.codecs.json_rows import JsonDecoder
 from polyrec.server.errors import Invalid, Malformed, RequestError, TooLarge
 from tests.server.codecs.test_json_rows import SCHEMA
 
-DECODER = Decoder(SCHEMA, Limits(max_request_rows=1024))
+DECODER = JsonDecoder(SCHEMA, Limits(max_request_rows=1024))
 PADDING = " " * (2 * ALWAYS_FAST_BYTES)
 SLOW = b"5e-320"
 """A number that msgspec converts in 7 us."""
@@ -78,9 +78,9 @@ def test_a_number_out_of_range_is_rejected_by_its_place(value: str) -> None:
 def test_a_column_of_too_many_numbers_is_not_parsed() -> None:
     # Were it parsed, it would be Malformed.
     with pytest.raises(TooLarge, match=r"\$\.columns\.price has 1025 values"):
-        column(msgspec.Raw(b"[" + b"1," * 1024 + b"]"), "$.columns.price", 1024)
+        convert_column(msgspec.Raw(b"[" + b"1," * 1024 + b"]"), "$.columns.price", 1024)
     with pytest.raises(Malformed):
-        column(msgspec.Raw(b"[1,]"), "$.columns.price", 1024)
+        convert_column(msgspec.Raw(b"[1,]"), "$.columns.price", 1024)
 
 
 def test_numbers_that_are_slow_are_left_to_the_fast_converter() -> None:
@@ -102,4 +102,4 @@ def test_any_json_values_are_read_or_rejected(texts: list[bytes]) -> None:
         except (msgspec.DecodeError, UnicodeDecodeError):
             continue
     with suppress(RequestError):
-        assert len(numbers(raws, "$.instances[{}].price")) == len(raws)
+        assert len(convert_values(raws, "$.instances[{}].price")) == len(raws)

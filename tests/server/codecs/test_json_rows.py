@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from polyrec.models.errors import FeatureError
 from polyrec.models.schema.schema import Schema
 from polyrec.planner.plan import Limits
-from polyrec.server.codecs.json_rows import Decoder
+from polyrec.server.codecs.json_rows import JsonDecoder
 from polyrec.server.errors import Invalid, Malformed, RequestError, TooLarge
 from tests.server.codecs.schemas import small_schema
 
@@ -21,7 +21,7 @@ SCHEMA = small_schema(
     {"name": "class", "type": "integer", "cardinality": 9},
     {"name": "sizes", "type": "integer", "cardinality": 5, "pooling": "sum"},
 )
-DECODER = Decoder(SCHEMA, Limits(max_request_rows=50, max_queued_rows=50))
+DECODER = JsonDecoder(SCHEMA, Limits(max_request_rows=50, max_queued_rows=50))
 
 ROW = {"price": 1.5, "age": 30, "user": "u", "tags": ["a", "b"], "item": "i", "class": 3, "sizes": [1]}
 
@@ -276,7 +276,7 @@ def test_a_schema_of_only_candidates_can_be_ranked() -> None:
             "split": {"rule": "time", "columns": ["c"]},
         }
     )
-    request = Decoder(schema, Limits()).rank(b'{"context": {}, "candidates": {"item": ["a", "b"]}}')
+    request = JsonDecoder(schema, Limits()).rank(b'{"context": {}, "candidates": {"item": ["a", "b"]}}')
     assert request.rows.context_rows == 1
     assert np.array_equal(request.rows.context_row, [0, 0])  # type: ignore[arg-type]
 
@@ -286,7 +286,7 @@ def test_groups_by_integers_of_one_hash_get_hashes_of_their_own() -> None:
         SCHEMA.model_dump() | {"group": "search", "request": [{"name": "n", "compute": "length"}]}
     )
     numbers = [i * (2**61 - 1) for i in range(200)]
-    rows = Decoder(schema, Limits()).predict(body({"columns": {"item": ["i"] * 200, "search": numbers}}))
+    rows = JsonDecoder(schema, Limits()).predict(body({"columns": {"item": ["i"] * 200, "search": numbers}}))
     assert rows.group is not None
     assert len(set(map(hash, numbers))) == 1
     assert len(set(map(hash, rows.group))) > 150

@@ -87,7 +87,7 @@ def test_lengths_may_be_32_bits_wide_or_a_column() -> None:
 
 def test_a_raw_body_is_all_dense_rows_then_all_sparse_rows() -> None:
     request = CODEC.decode(DENSE.tobytes() + SPARSE.tobytes(), 0)
-    assert (request.timeout_us, request.priority, request.required) == (0, 0, False)
+    assert (request.timeout_us, request.priority, request.best_only) == (0, 0, False)
     np.testing.assert_array_equal(request.rows.dense, DENSE)
     np.testing.assert_array_equal(request.rows.sparse, SPARSE)
     assert request.rows.bags["tags"][1].tolist() == [0, 0]

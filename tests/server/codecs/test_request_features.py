@@ -20,7 +20,7 @@ from polyrec.models.data.reader import open_data
 from polyrec.models.errors import PolyrecError
 from polyrec.models.schema.batch import Batch
 from polyrec.planner.plan import Limits
-from polyrec.server.codecs.json_rows import Decoder
+from polyrec.server.codecs.json_rows import JsonDecoder
 from polyrec.server.codecs.oip_codec import OipCodec
 from polyrec.server.codecs.rows import Columns, Rows, encode
 from polyrec.server.errors import Invalid, Malformed
@@ -39,7 +39,7 @@ class Served:
         ends = np.flatnonzero(np.diff(table["request_id"].to_numpy()))
         self.table = table.slice(0, int(ends[REQUESTS - 1]) + 1).combine_chunks()
         self.queries = Queries(self.table, self.schema, self.encoder)
-        self.decoder = Decoder(self.schema, Limits())
+        self.decoder = JsonDecoder(self.schema, Limits())
         self.codec = OipCodec(self.schema, Limits(), self.encoder.vocabularies)
         self.names = (*self.schema.context.names, *self.schema.candidate.names)
 
@@ -144,7 +144,9 @@ def test_tensors_of_several_requests_are_told_apart_by_lengths(served: Served) -
 
 def test_a_row_alone_is_a_list_of_one(served: Served) -> None:
     rows = served.decoder.predict(b'{"instances": [{"price": 80, "item": "x", "last_item": "x"}]}')
-    (given,) = rows.request if isinstance(rows, Columns) and rows.request is not None else [None]
+    assert isinstance(rows, Columns)
+    assert rows.request_features is not None
+    (given,) = rows.request_features
     found = dict(zip([r.name for r in served.schema.request], given.tolist(), strict=True))
     assert found["length"] == found["price_to_minimum"] == found["last_match"] == 1
     assert found["place"] == found["price_order"] == found["price_above_mean"] == found["after_last"] == 0

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.schema.batch import Batch
 from polyrec.planner.plan import Limits
-from polyrec.server.codecs.json_rows import Decoder
+from polyrec.server.codecs.json_rows import JsonDecoder
 from polyrec.server.codecs.oip_codec import OipCodec
 from polyrec.server.codecs.rows import Columns, Rows, Tensors, encode
 
@@ -21,7 +21,7 @@ from polyrec.server.codecs.rows import Columns, Rows, Tensors, encode
 @pytest.fixture(scope="module")
 def kinds(bundle: Bundle) -> dict[str, Callable[[int], Rows]]:
     """Rows of every kind, n at a time, some with features left out."""
-    decoder = Decoder(bundle.manifest.schema_, Limits())
+    decoder = JsonDecoder(bundle.manifest.schema_, Limits())
 
     def ranking(n: int) -> Rows:
         items = ",".join(f'"{i}"' for i in range(n))

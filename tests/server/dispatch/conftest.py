@@ -11,7 +11,7 @@ from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.runtimes import open_runtime
 from polyrec.models.runtimes.runtime import Runtime
 from polyrec.planner.plan import LaneKind, Limits
-from polyrec.server.codecs.json_rows import Decoder
+from polyrec.server.codecs.json_rows import JsonDecoder
 from polyrec.server.codecs.rows import Columns
 from polyrec.server.dispatch.dispatcher import Dispatcher
 from polyrec.server.lanes.inline import InlineLane
@@ -51,7 +51,7 @@ def make(
 @pytest.fixture(scope="module")
 def ranking(bundle: Bundle) -> Callable[..., Columns]:
     """A ranking request for the given items."""
-    decoder = Decoder(bundle.manifest.schema_, Limits())
+    decoder = JsonDecoder(bundle.manifest.schema_, Limits())
 
     def rows(*items: str) -> Columns:
         listed = ",".join(f'{{"item": "{item}"}}' for item in items)

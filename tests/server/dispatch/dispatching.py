@@ -32,8 +32,8 @@ class Tally:
     def __init__(self) -> None:
         self.batches: list[tuple[int, int]] = []
 
-    def batch_executed(self, batched: ExecutedBatch) -> None:
-        self.batches.append((batched.batch.rows, batched.queries))
+    def batch_executed(self, executed: ExecutedBatch) -> None:
+        self.batches.append((executed.batch.rows, executed.queries))
 
     def lane_alive(self, lane: int, alive: bool) -> None:
         raise AssertionError("no lane dies here")

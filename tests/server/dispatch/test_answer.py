@@ -33,8 +33,8 @@ def test_settled_answers_are_delivered_by_the_loop_or_before() -> None:
         await asyncio.sleep(0)
         assert delivered == [2, 0, 1]
         assert outbox.open == {pending[3]}
-        assert outbox.spent()[1] == 3
-        assert outbox.spent() == (0.0, 0)
+        assert outbox.take_spent()[1] == 3
+        assert outbox.take_spent() == (0.0, 0)
 
     asyncio.run(run())
 

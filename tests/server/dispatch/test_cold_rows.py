@@ -192,10 +192,10 @@ def test_a_hot_query_is_answered_before_the_reads_of_a_cold_one_begin(
 
     async def run() -> None:
         slow, quick = submit(serving, body(cold)), submit(serving, body(hot))
-        quick.payload.answer.listen(lambda _: begun.append(bool(slow.payload.seen.holding)))
+        quick.payload.answer.listen(lambda _: begun.append(bool(slow.payload.looked_up.view_users)))
         await dispatched()
         assert begun == [False]
-        assert slow.payload.seen.holding == {slow}
+        assert slow.payload.looked_up.view_users == {slow}
         assert not (await slow.payload.answer).degraded
 
     asyncio.run(run())
@@ -293,7 +293,7 @@ def test_a_query_that_cannot_be_encoded_fails_alone(
             await wrong.payload.answer
         for query in queries:
             await query.payload.answer
-            assert query.payload.seen is not None, "its rows were not looked for"
+            assert query.payload.looked_up is not None, "its rows were not looked for"
 
     asyncio.run(run())
 
@@ -312,9 +312,9 @@ def test_a_hot_query_is_not_degraded_by_rows_that_a_cold_one_of_its_batch_lost(
             query = Query(rows.rows, 0.0, BUDGET_S)
             query.payload = QueryPayload(rows, Pending(Outbox(asyncio.get_running_loop())))
             parts.append(Part(query, 0, query.rows))
-        (seen,) = cold_rows.look_up(None, [part.query for part in parts])
+        (looked_up,) = cold_rows.look_up(None, [part.query for part in parts])
         for part in parts:
-            part.query.payload.seen = seen
+            part.query.payload.looked_up = looked_up
         view = BatchView.enter(stack)
         view.lost = 1
         count = sum(part.rows for part in parts)
@@ -342,9 +342,9 @@ def test_rows_encoded_on_arrival_are_a_batch_of_these_queries_alone(
             query.payload = QueryPayload(rows, Pending(Outbox(asyncio.get_running_loop())))
             queries.append(query)
         first, second, third = (Part(query, 0, query.rows) for query in queries)
-        (seen,) = cold_rows.look_up(None, queries[:2])
+        (looked_up,) = cold_rows.look_up(None, queries[:2])
         for query in queries[:2]:
-            query.payload.seen = seen
+            query.payload.looked_up = looked_up
         half = Part(first.query, first.rows // 2, first.rows - first.rows // 2)
         for parts in ([first, second], [first, third], [second, first], [first], [half, second]):
             _, batch = encode_parts(list(parts), encoder)
@@ -352,6 +352,6 @@ def test_rows_encoded_on_arrival_are_a_batch_of_these_queries_alone(
             right = encode([part.query.payload.rows.part(part.first, part.rows) for part in parts], encoder)
             np.testing.assert_array_equal(batch.candidate.ranks, right.candidate.ranks)
             np.testing.assert_array_equal(batch.context.ranks, right.context.ranks)
-            assert (batch is seen.batch) == (parts == [first, second])
+            assert (batch is looked_up.batch) == (parts == [first, second])
 
     asyncio.run(run())

@@ -112,8 +112,8 @@ def test_a_lane_that_cannot_take_a_batch_is_free_for_the_next(
 class BrokenOnce(Tally):
     """An observer with a defect that shows once."""
 
-    def batch_executed(self, batched: ExecutedBatch) -> None:
-        super().batch_executed(batched)
+    def batch_executed(self, executed: ExecutedBatch) -> None:
+        super().batch_executed(executed)
         if len(self.batches) == 1:
             raise ValueError("cannot count it")
 

@@ -21,7 +21,7 @@ from polyrec.planner.routing.router_state import RouterState
 from polyrec.planner.routing.sharing.machine_time import MachineTime, ModelShare
 from polyrec.planner.routing.sharing.pools import LanePlace
 from polyrec.server.clock import clock
-from polyrec.server.codecs.json_rows import Decoder
+from polyrec.server.codecs.json_rows import JsonDecoder
 from polyrec.server.codecs.rows import Rows
 from polyrec.server.dispatch.dispatcher import Dispatcher
 from polyrec.server.dispatch.executor import ExecutionPath
@@ -63,7 +63,7 @@ class Held:
 class Silent:
     """An observer of nothing."""
 
-    def batch_executed(self, batched: ExecutedBatch) -> None: ...
+    def batch_executed(self, executed: ExecutedBatch) -> None: ...
     def lane_alive(self, lane: int, alive: bool) -> None: ...
     def ticked(self, late_s: float, took_s: float) -> None: ...
 
@@ -81,7 +81,7 @@ def sharing(bundle: Bundle, runtime: Held, kind: LaneKind, machine: MachineTime)
 
 def rows_of(bundle: Bundle, request: Any) -> Rows:
     body = orjson.dumps({"columns": request.columns})
-    return Decoder(bundle.manifest.schema_, Limits()).predict(body)
+    return JsonDecoder(bundle.manifest.schema_, Limits()).predict(body)
 
 
 @pytest.fixture(autouse=True)

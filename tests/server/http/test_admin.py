@@ -15,12 +15,12 @@ import torch
 
 from polyrec.models.bundle.bundle import Bundle, write_bundle
 from polyrec.planner.plan import Plan, PlannedPath, load_plan, save_plan, single_path_plan
+from polyrec.server.access.access import Access
+from polyrec.server.access.rates import GUESS_BURST
 from polyrec.server.app.engine import Engine
 from polyrec.server.app.settings import Settings
-from polyrec.server.http.access import Access
 from polyrec.server.http.admin import Admin
 from polyrec.server.http.app import create_app
-from polyrec.server.http.rates import GUESS_BURST
 from polyrec.server.source.model_source import ModelSource
 
 TOKEN = "a token of sixteen and more"

@@ -21,9 +21,9 @@ from polyrec.models.tiers.stage import open_tiers
 from polyrec.models.tiers.tier_settings import TierSettings
 from polyrec.models.tiers.updates.update import TableUpdate
 from polyrec.models.tiers.updates.update_file import encode_update
+from polyrec.server.access.access import Access
 from polyrec.server.app.engine import Engine
 from polyrec.server.app.logs import LineFormatter
-from polyrec.server.http.access import Access
 from polyrec.server.http.admin import Admin
 from polyrec.server.http.admin_embeddings import (
     AuditPace,

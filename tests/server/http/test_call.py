@@ -9,9 +9,9 @@ import orjson
 import pytest
 
 from polyrec.planner.plan import Plan
+from polyrec.server.access.access import Access
 from polyrec.server.app.engine import Engine
 from polyrec.server.errors import DeadlinePassed, Overloaded
-from polyrec.server.http.access import Access
 from polyrec.server.http.app import create_app
 from polyrec.server.http.connection.hot_endpoint import HotEndpoint
 

@@ -18,8 +18,8 @@ import pytest
 from polyrec.models.bundle.bundle import Bundle
 from polyrec.planner.plan import Plan, save_plan
 from polyrec.planner.routing.query import DEGRADED
+from polyrec.server.access.access import Access
 from polyrec.server.app.engine import Engine, LifecycleState
-from polyrec.server.http.access import Access
 from polyrec.server.http.app import create_app
 from polyrec.server.http.connection.limits import ConnectionLimits
 from polyrec.server.http.documents import DegradedReason, StateName

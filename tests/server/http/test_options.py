@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polyrec.server.app.tokens import Client, Right
+from polyrec.server.access.tokens import Client, Right
 from polyrec.server.errors import Forbidden, Malformed
 from polyrec.server.http.options import NO_OPTIONS, RequestOptions, parse_options
 
@@ -28,7 +28,7 @@ def test_headers_say_budget_priority_and_quality_and_the_last_counts() -> None:
     ]
     assert parse_options(headers) == RequestOptions(0.0125, 2, True)
     assert parse_options([]) == NO_OPTIONS
-    assert parse_options([(b"x-polyrec-quality", b"any")]).required is False
+    assert parse_options([(b"x-polyrec-quality", b"any")]).best_only is False
 
 
 def test_the_smallest_budget_is_not_the_default_one() -> None:
@@ -63,7 +63,7 @@ def test_options_are_limited_by_the_cap_and_the_rights(
     options: RequestOptions, client: Client, max_s: float
 ) -> None:
     lacks = (options.priority and "priority" not in client.rights) or (
-        options.required and "quality" not in client.rights
+        options.best_only and "quality" not in client.rights
     )
     try:
         allowed = options.allowed(client, max_s)
@@ -71,7 +71,7 @@ def test_options_are_limited_by_the_cap_and_the_rights(
         assert lacks
         return
     assert not lacks
-    assert (allowed.priority, allowed.required) == (options.priority, options.required)
+    assert (allowed.priority, allowed.best_only) == (options.priority, options.best_only)
     if options.budget_s is None:
         assert allowed.budget_s is None
     else:
@@ -82,7 +82,7 @@ def test_options_are_limited_by_the_cap_and_the_rights(
     ("options", "right", "header"),
     [
         (RequestOptions(priority=1), "priority", "X-Polyrec-Priority"),
-        (RequestOptions(required=True), "quality", "X-Polyrec-Quality"),
+        (RequestOptions(best_only=True), "quality", "X-Polyrec-Quality"),
     ],
 )
 def test_a_refusal_names_the_header_and_the_remedy(

@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import numpy as np
 
-from polyrec.server.app.tokens import load_tokens
+from polyrec.server.access.tokens import load_tokens
 
 PAGE = Path(__file__).parents[3] / "docs" / "protocol.md"
 EXAMPLES = re.findall(r"^```json POST (\S+)\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)

@@ -13,7 +13,7 @@ from polyrec.models.schema.batch import Batch
 from polyrec.models.schema.encoder import Encoder
 from polyrec.planner.plan import Plan
 from polyrec.planner.rollout.window import SlidingWindow
-from polyrec.server.codecs.json_rows import Decoder
+from polyrec.server.codecs.json_rows import JsonDecoder
 from polyrec.server.live_quality.feature_drift import (
     MIN_REQUESTS,
     SAMPLE_S,
@@ -27,7 +27,7 @@ from tests.server.conftest import Client, Request
 
 
 def batch_of(bundle: Bundle, requests: list[Request], encoder: Encoder | None = None) -> Batch:
-    decoder = Decoder(bundle.manifest.schema_, LIMITS)
+    decoder = JsonDecoder(bundle.manifest.schema_, LIMITS)
     bodies = [orjson.dumps({"context": one.context, "candidates": one.candidates}) for one in requests]
     return Batch.concat([decoder.rank(body).rows.encode(encoder or bundle.encoder) for body in bodies])
 

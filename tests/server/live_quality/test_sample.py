@@ -13,7 +13,7 @@ from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.data.parquet import parquet_files
 from polyrec.models.data.prediction_log import REQUESTS
 from polyrec.models.runtimes import open_runtime
-from polyrec.server.codecs.json_rows import Decoder
+from polyrec.server.codecs.json_rows import JsonDecoder
 from polyrec.server.codecs.oip_inputs import CONTEXT_LENGTHS, Inputs
 from polyrec.server.codecs.rows import RankedTensors, Tensors
 from polyrec.server.live_quality.sample import FILES, LogSampler
@@ -47,7 +47,7 @@ def test_the_body_gives_the_same_rows(log_folder: LogFolder, request_: Request, 
     log_folder.write()
     (found,) = sampler(log_folder).sample(log_folder.final_s)
     np.testing.assert_array_equal(found.served, scores)
-    decoder = Decoder(log_folder.schema, LIMITS)
+    decoder = JsonDecoder(log_folder.schema, LIMITS)
     if ranking:
         given = {"context": request_.context, "candidates": request_.candidates}
         assert decoder.rank(found.body).rows.candidate == decoder.rank(orjson.dumps(given)).rows.candidate
@@ -84,7 +84,7 @@ def test_a_request_of_several_contexts_is_scored_as_its_rows(
     log_folder.write()
     (found,) = sampler(log_folder).sample(log_folder.final_s)
     assert found.labels.binary.tolist() == [0.0] * (rows.rows - 1) + [1.0]
-    decoder = Decoder(log_folder.schema, LIMITS)
+    decoder = JsonDecoder(log_folder.schema, LIMITS)
     asked = decoder.rank(found.body).rows if found.ranking else decoder.predict(found.body)
     model = open_runtime("torch", nested, "cpu", "fp32")
     expected = model.predict(rows.encode(nested.encoder)).copy()
@@ -102,7 +102,7 @@ def test_ids_without_a_value_are_left_out_of_lists(log_folder: LogFolder, nested
     log_folder.add_ids(nested, asked_for(nested, replace(ranking, context=context)), "r")
     log_folder.write()
     (found,) = sampler(log_folder).sample(log_folder.final_s)
-    rows = Decoder(log_folder.schema, LIMITS).rank(found.body).rows
+    rows = JsonDecoder(log_folder.schema, LIMITS).rank(found.body).rows
     at = log_folder.schema.context.names.index("recent_items")
     (values,) = rows.context[at] or ()
     assert values == [vocabulary.values[1].as_py()]

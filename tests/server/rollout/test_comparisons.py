@@ -11,7 +11,7 @@ import numpy as np
 import orjson
 import pytest
 
-from polyrec.cli.rollout_call import lines
+from polyrec.cli.serve.rollout_call import lines
 from polyrec.planner.rollout.expected_loss import PairRecords
 from polyrec.server.codecs.rows import Rows
 from polyrec.server.dispatch.answer import Answer

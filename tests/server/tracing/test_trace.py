@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from polyrec.server.tracing.records import RequestRecord
-from polyrec.server.tracing.trace import StageTimes, Trace, record_execution, trace_id
+from polyrec.server.tracing.trace import Moments, StageTimes, Trace, record_execution, trace_id
 
 SCOPE = {"path": "/v1/rank", "scheme": "http", "http_version": "1.1", "server": ("127.0.0.1", 8000)}
 TIMES = StageTimes(began_s=1.0, encode_s=0.1, embed_s=0.2, dense_s=0.3, ended_s=2.0)
@@ -16,7 +16,7 @@ def test_requests_of_a_batch_share_it_and_one_record_reports_it() -> None:
     traces = [Trace(sent.append, SCOPE, "/v1/rank", trace_id()) for _ in range(3)]
     record_execution(traces, "cpu", "table@cpu", 60, 5, TIMES)
     for trace in traces:
-        trace.end((0.5, 0.5, 0.9, 2.0, 2.1, 2.2), "ok", 200, 20, 0.1, "table@cpu")
+        trace.end(Moments(0.5, 0.5, 0.9, 2.0, 2.1, 2.2), "ok", 200, 20, 0.1, "table@cpu")
     assert len({request.executions[0].span_id for request in sent}) == 1
     (shared,) = [shared for request in sent for shared in request.batches]
     assert shared.execution == sent[0].executions[0]

@@ -19,7 +19,7 @@ from polyrec.models.data.remote.path import RemotePath, data_path
 from polyrec.models.errors import DataError
 from polyrec.models.schema.schema import load_schema
 from polyrec.models.training.pipeline import Learner
-from polyrec.models.training.recipe import Recipe, Training
+from polyrec.models.training.recipe import Recipe, RecipeFile
 
 SCHEMA = load_schema("trivago")
 
@@ -101,7 +101,7 @@ def test_files_are_read_over_http_and_through_a_cache(folder: Path, http: str, t
 def test_a_model_is_trained_from_a_url_and_its_data_identified(
     memory: str, folder: Path, tmp_path: Path
 ) -> None:
-    training = Training(recipe=Recipe(epochs=1, batch_rows=512))
+    training = RecipeFile(recipe=Recipe(epochs=1, batch_rows=512))
     made = [
         Learner(open_data(place, SCHEMA), SCHEMA, training, baselines=False, window_rows=1000).learn(
             tmp_path / str(i)

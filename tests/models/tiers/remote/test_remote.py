@@ -14,7 +14,7 @@ import torch
 from polyrec.models.errors import RuntimeUnavailable
 from polyrec.models.schema.batch import I64
 from polyrec.models.schema.encoder import Encoder
-from polyrec.models.tiers.remote.fetched import clock
+from polyrec.models.tiers.remote.fetched import store_clock
 from polyrec.models.tiers.remote.remote import RemoteTier
 from polyrec.models.tiers.rows import TieredRows
 from polyrec.models.tiers.stack import TierStack
@@ -137,13 +137,13 @@ def test_updates_and_new_orders_reach_the_store(server: RedisServer, tmp_path: P
     rows = TieredRows(stack)
     drift = Drift(stack, memory=0.1)
     for _ in range(64):
-        with rows.generation() as view:
+        with rows.newest_view() as view:
             assert view.encoder is not None
             rows.gather(torch.from_numpy(view.encoder.vocabularies["a"].rank_of_id[cold]))
     moves = drift.reorder()
     assert (moves.before, moves.after) == (0.0, 1.0)
     for _ in range(2):
-        with rows.generation() as view:
+        with rows.newest_view() as view:
             assert view.encoder is not None
             got = rows.gather(torch.from_numpy(view.encoder.vocabularies["a"].rank_of_id))
             np.testing.assert_array_equal(got.numpy(), row_of(0, everything, 3))
@@ -234,7 +234,7 @@ def test_replies_that_have_arrived_are_read_after_the_deadline(server: RedisServ
     tier.write(zeros, ids, values)
     batch = tier.send(zeros, ids)
     assert batch.requests[0].connection.can_read(20.0)
-    rows, found = tier.receive(replace(batch, until_s=clock() - 1))
+    rows, found = tier.receive(replace(batch, until_s=store_clock() - 1))
     assert found.all()
     np.testing.assert_array_equal(rows, values)
     tier.close()

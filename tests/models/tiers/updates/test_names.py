@@ -71,7 +71,7 @@ def retraction(values: list[Any]) -> dict[str, TableUpdate]:
 def served(stack: TierStack, values: list[str]) -> list[list[float]]:
     """Encodes and gathers values as a batch is."""
     rows = TieredRows(stack)
-    with rows.generation() as view:
+    with rows.newest_view() as view:
         assert view.encoder is not None
         ranks = view.encoder.vocabularies["t"].encode("t", values)
         return rows.gather(torch.from_numpy(ranks)).tolist()
@@ -264,7 +264,7 @@ def test_a_batch_sees_a_value_and_its_row_or_neither(changes: Changes, tmp_path:
     stack = world(ENCODER, tmp_path, changes=changes)
     apply_update(stack, named(NEW[:RESERVED], 1), adding=AddOptions())
     rows = TieredRows(stack)
-    with rows.generation() as view:
+    with rows.newest_view() as view:
         apply_update(stack, retraction(["n0"]))
         apply_update(stack, named(["n7"], 2), adding=AddOptions())
         assert view.encoder is not None

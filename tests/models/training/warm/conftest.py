@@ -14,9 +14,9 @@ from polyrec.models.dlrm.representation import KINDS
 from polyrec.models.embeddings.computed import Encoding
 from polyrec.models.schema.schema import load_schema
 from polyrec.models.training.pipeline import Learner
-from polyrec.models.training.recipe import Recipe, Select, Training
+from polyrec.models.training.recipe import Recipe, RecipeFile, Select
 
-SMALL = Training(
+SMALL = RecipeFile(
     architecture=Architecture(width=8, bottom=(16,), top=(16,), interaction="dot"),
     recipe=Recipe(epochs=1, batch_rows=256, average=0.9, checks_per_epoch=2),
     encoding=Encoding(k=32, m=1000, hidden=(16,), batch_norm=True, by_rows=True),

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polyrec.cli.train_workers import local_environment
+from polyrec.cli.train.train_workers import local_environment
 from polyrec.models.training.workers.group import WorkerGroup
 from polyrec.models.training.workers.popularity import DECAY, PopularityTracker, summary
 

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from benchmarks.training.equivalence import InPrecision, dense_gradients
-from polyrec.cli.train_workers import local_environment
+from polyrec.cli.train.train_workers import local_environment
 from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.data.split import TRAIN, VALIDATION
 from polyrec.models.embeddings.table import TableStage

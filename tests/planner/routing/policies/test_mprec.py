@@ -58,9 +58,9 @@ def test_a_budget_too_short_for_the_best_path_binds_to_a_faster_one_at_any_time(
 def test_required_quality_binds_to_the_best_path_whatever_waits():
     driver = RouterDriver(router(policy="mprec", lanes=cpu_lanes(1)))
     waiting = [driver.submit(147, 0.01) for _ in range(20)]
-    required = driver.submit(147, 0.01, required=True)
+    best_only = driver.submit(147, 0.01, best_only=True)
     assert driver.router.state.path_specs[waiting[-1].path].name == "table@cpu"
-    assert driver.router.state.path_specs[required.path].name == "hybrid@cpu"
+    assert driver.router.state.path_specs[best_only.path].name == "hybrid@cpu"
 
 
 def test_queries_that_expired_in_the_queue_leave_nothing_behind_that_later_ones_wait_for():

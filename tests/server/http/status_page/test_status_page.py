@@ -104,7 +104,7 @@ def test_status_counts_requests(plan: Plan, client: Any) -> None:
     assert set(status["error_budget"]["burn_rates"]) == {"5m", "1h", "6h"}
     assert status["events"] == []
     engine.load(plan)
-    engine.route(plan.routing)
+    engine.set_routing(plan.routing)
     events = app.send("GET", "/v1/status").json()["events"]
     assert [event["kind"] for event in events] == ["reload", "routing"]
     later = app.send("GET", "/v1/status", params={"since": status["now"]["t"]}).json()

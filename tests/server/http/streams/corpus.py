@@ -21,7 +21,7 @@ from polyrec.models.dlrm.dlrm import Architecture
 from polyrec.models.dlrm.representation import Kind
 from polyrec.models.schema.schema import load_schema
 from polyrec.models.training.pipeline import Learner
-from polyrec.models.training.recipe import Recipe, Training
+from polyrec.models.training.recipe import Recipe, RecipeFile
 
 HEADER_BYTES = b"Inference-Header-Content-Length"
 QUERIES = 12
@@ -110,7 +110,7 @@ def trained(folder: Path, kind: Kind = "table") -> tuple[Path, Bundle]:
     clicks = folder / "clicks.parquet"
     if not clicks.exists():
         generate(clicks, 6000, seed=7, items=300, users=200)
-    training = Training(
+    training = RecipeFile(
         architecture=Architecture(width=8, bottom=(16,), top=(32,), interaction="dot"),
         recipe=Recipe(epochs=1, batch_rows=256, hide=0.5, hide_from_rows=100),
     )
