@@ -17,6 +17,7 @@ import numpy as np
 from polyrec.models.bundle.bundle import Bundle, load_bundle
 from polyrec.models.bundle.manifest import VOCABULARY
 from polyrec.models.errors import BundleError
+from polyrec.models.memory import reports_refused_memory
 from polyrec.models.runtimes.runtime import Runtime
 from polyrec.models.schema.batch import F64, I64, Batch
 from polyrec.models.schema.encoder import Encoder
@@ -123,6 +124,7 @@ class Serving:
         self.tiers.close()
 
 
+@reports_refused_memory("open the plan")
 def open_serving(
     plan: Plan,
     metrics: Metrics,
