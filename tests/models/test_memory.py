@@ -1,4 +1,4 @@
-"""What this process may still allocate, on machines whose /proc and /sys are written here."""
+"""Available memory on machines whose /proc and /sys are written here; work that needs more is refused."""
 
 from __future__ import annotations
 

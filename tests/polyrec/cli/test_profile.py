@@ -247,7 +247,7 @@ def test_data_that_cannot_be_read_are_reported_before_the_work(
 def test_data_without_test_rows_are_reported_before_the_work(
     clicks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of a split by hash, which needs no pass over the data."""
+    """A split by hash needs no pass over the data, which would find that there are none."""
     schema = load_schema("trivago")
     schema = schema.model_copy(update={"split": Split(rule="hash", columns=("request_id",))})
     tiny = Architecture(width=4, bottom=(4,), top=(4,), interaction="dot")
