@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import os
 import platform
-from pathlib import Path
 
 from polyrec.measure.machine import speed
 from polyrec.measure.machine.runtimes import working_runtimes
+from polyrec.models.memory import PROC, SYS, cgroups, lines, number, words
 from polyrec.planner.devices import Device
 
 X86 = ("amx_bf16", "amx_int8", "avx512_bf16", "avx512_vnni", "avx512f", "avx_vnni", "avx2")
 ARM = ("sve2", "sve", "bf16", "asimd")
-SYS = Path("/sys")
-PROC = Path("/proc")
 
 
 def cpu_device(measure: bool, unusable: dict[str, str]) -> Device:
@@ -55,11 +53,11 @@ def cpu_quota() -> float | None:
     """Returns the CPU quota of the cgroups in cores; None without a limit."""
     limits = []
     for folder in cgroups("cpu"):
-        if parts := _words(folder / "cpu.max"):
+        if parts := words(folder / "cpu.max"):
             if parts[0] != "max":
                 limits.append(int(parts[0]) / int(parts[1]))
-        elif (quota := _number(folder / "cpu.cfs_quota_us")) and quota > 0:
-            limits.append(quota / (_number(folder / "cpu.cfs_period_us") or 100_000))
+        elif (quota := number(folder / "cpu.cfs_quota_us")) and quota > 0:
+            limits.append(quota / (number(folder / "cpu.cfs_period_us") or 100_000))
     return min(limits, default=None)
 
 
@@ -73,33 +71,16 @@ def memory_bytes() -> int:
         limit
         for folder in cgroups("memory")
         for file in ("memory.max", "memory.limit_in_bytes")
-        if (limit := _number(folder / file)) is not None
+        if (limit := number(folder / file)) is not None
     ]
     return min([total, *limits]) if total else min(limits, default=0)
-
-
-def cgroups(controller: str) -> list[Path]:
-    """Returns the folders of this process's cgroup and its ancestors, for one controller, version 2 and 1."""
-    roots: list[tuple[Path, str]] = []
-    for line in _lines(PROC / "self/cgroup"):
-        number, names, path = line.split(":", 2)
-        if number == "0":
-            roots += [(SYS / "fs/cgroup", path), (SYS / "fs/cgroup/unified", path)]
-        elif controller in names.split(","):
-            roots.append((SYS / "fs/cgroup" / controller, path))
-    folders: list[Path] = []
-    for root, path in roots:
-        here = root / path.lstrip("/")
-        # inside a container the path is the host's, and the limits are at the visible root
-        folders += [p for p in (here, *here.parents) if p == root or root in p.parents]
-    return [p for p in dict.fromkeys(folders) if p.is_dir()]
 
 
 def numa_nodes(cores: set[int]) -> list[int]:
     """Returns the NUMA nodes of the cores."""
     nodes = []
     for folder in (SYS / "devices/system/node").glob("node[0-9]*"):
-        if cores & _ranges("".join(_lines(folder / "cpulist"))):
+        if cores & _ranges("".join(lines(folder / "cpulist"))):
             nodes.append(int(folder.name[4:]))
     return sorted(nodes)
 
@@ -110,7 +91,7 @@ def caches(core: int) -> dict[str, int]:
     """
     found = {}
     for index in sorted((SYS / f"devices/system/cpu/cpu{core}/cache").glob("index[0-9]*")):
-        level, kind, size = ("".join(_lines(index / f)) for f in ("level", "type", "size"))
+        level, kind, size = ("".join(lines(index / f)) for f in ("level", "type", "size"))
         if kind != "Instruction" and size[:-1].isdigit():
             unit = {"K": 2**10, "M": 2**20, "G": 2**30}.get(size[-1], 1)
             found[f"L{level}{'d' if kind == 'Data' else ''}"] = int(size[:-1]) * unit
@@ -119,7 +100,7 @@ def caches(core: int) -> dict[str, int]:
 
 def vectors() -> tuple[str, ...]:
     """Returns the cores' vector instruction sets that matter to matrix products."""
-    for line in _lines(PROC / "cpuinfo"):
+    for line in lines(PROC / "cpuinfo"):
         if line.startswith(("flags", "Features")):
             flags = set(line.partition(":")[2].split())
             return tuple(v for v in X86 + ARM if v in flags)
@@ -128,7 +109,7 @@ def vectors() -> tuple[str, ...]:
 
 def model() -> str:
     """Returns the model name of the processor."""
-    for line in _lines(PROC / "cpuinfo"):
+    for line in lines(PROC / "cpuinfo"):
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
@@ -141,19 +122,3 @@ def _ranges(text: str) -> set[int]:
         first, _, last = part.partition("-")
         found |= set(range(int(first), int(last or first) + 1))
     return found
-
-
-def _lines(file: Path) -> list[str]:
-    try:
-        return file.read_text().splitlines()
-    except OSError:
-        return []
-
-
-def _words(file: Path) -> list[str]:
-    return " ".join(_lines(file)).split()
-
-
-def _number(file: Path) -> int | None:
-    words = _words(file)
-    return int(words[0]) if words and words[0].lstrip("-").isdigit() else None

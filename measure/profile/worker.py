@@ -229,7 +229,7 @@ def main() -> int:
     torch.set_num_threads(1)
     retain_freed_memory()
     # output of libraries must not mix with answers
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    answers = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
     opened: PathUnderTest | None = None
     for line in sys.stdin:
@@ -254,7 +254,10 @@ def main() -> int:
             answer = {"error": str(e)}
         except Exception as e:
             answer = {"error": f"{type(e).__name__}: {str(e).splitlines()[0] if str(e) else ''}"}
-        print(json.dumps(answer), file=answers, flush=True)
+        try:
+            answers.write(f"{json.dumps(answer)}\n".encode())
+        except BrokenPipeError:
+            return 0  # the process that asked was killed
     return 0
 
 

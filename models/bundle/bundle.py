@@ -62,6 +62,7 @@ from polyrec.models.dlrm.representation import Representation
 from polyrec.models.embeddings.stage import Stage
 from polyrec.models.errors import BundleError, PolyrecError
 from polyrec.models.files import atomic_path, validate_as
+from polyrec.models.memory import is_out_of_memory
 from polyrec.models.schema.dense_transform import Standard
 from polyrec.models.schema.encoder import Encoder
 from polyrec.models.schema.popularity import vocabularies_from_tensors, vocabulary_tensors
@@ -289,7 +290,8 @@ def load_bundle(path: str | Path) -> Bundle:
         bundle = Bundle(files.folder, files, manifest, encoder, map_tensors(files, EMBEDDINGS))
         model = bundle.model()
     except (KeyError, ValueError, RuntimeError, MemoryError, PolyrecError) as e:
-        raise BundleError(f"bundle '{path}' contradicts itself: {' '.join(str(e).split())}") from None
+        what = "needs more memory than there is" if is_out_of_memory(e) else "contradicts itself"
+        raise BundleError(f"bundle '{path}' {what}: {' '.join(str(e).split())}") from None
     largest: dict[str, float] = {}
     for name in (NET, EMBEDDINGS):
         for tensor, values in map_tensors(files, name).items():
@@ -369,5 +371,5 @@ def map_tensors(files: HeldFiles, name: str) -> dict[str, Tensor]:
     try:
         with safe_open(files.path(name), framework="pt") as tensors:
             return {name: tensors.get_tensor(name) for name in tensors.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError) as e:
+    except (SafetensorError, OSError, RuntimeError) as e:  # torch raises a RuntimeError if mmap fails
         raise BundleError(f"bundle '{files.folder}': {name} cannot be read: {e}") from None

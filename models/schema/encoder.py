@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from polyrec.models.data.request_columns import with_request_features
 from polyrec.models.errors import DataError, FeatureError
+from polyrec.models.memory import require_memory
 from polyrec.models.schema.batch import F32, F64, I64, Batch, Block, take_bags
 from polyrec.models.schema.dense_transform import DenseTransform, Standard
 from polyrec.models.schema.id_columns import IdColumns, RangeColumns, RankTable, column_order
@@ -52,7 +53,11 @@ class Encoder:
         self._singles_order = column_order(singles, [f.name for f in (*context.singles, *candidate.singles)])
 
     def prepare(self) -> None:
-        """Builds the lookup dictionaries now, so that the first request does not wait for them."""
+        """Builds the lookup dictionaries now, so that the first request does not wait for them.
+
+        Raises RuntimeUnavailable if there is not enough memory for them.
+        """
+        require_memory(sum(v.unbuilt_bytes for v in self.vocabularies.values()), "the values of the tables")
         for vocabulary in self.vocabularies.values():
             vocabulary.rank_by_value()
 

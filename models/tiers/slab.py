@@ -20,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from polyrec.models.memory import require_memory
 from polyrec.models.schema.batch import I64
 from polyrec.models.tiers.row_format import RowFormat
 
@@ -37,6 +38,7 @@ class Slab:
     view: [addresses, units], the row starting at every address.
     shared: uses shared memory, which other processes can map through `fd`, which they inherit.
     given: such a descriptor, of a slab that another process created.
+    Raises RuntimeUnavailable if there is not enough memory for it.
     """
 
     def __init__(
@@ -60,6 +62,8 @@ class Slab:
         # one extra row, so that address 0 exists even if nothing is stored
         size = self._first_page + pages * page_bytes + row_format.bytes
         length = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+        if given is None:
+            require_memory(length, "rows in host memory")
         self.fd: int | None = given if given is not None or not shared else _shared_memory(length)
         if self.fd is None:
             # private, because kernels rarely use huge pages for shared memory

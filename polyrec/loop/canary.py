@@ -28,7 +28,8 @@ class Canary:
     """Tries new plans on a server.
 
     start: body of a rollout's start, except for the plan (server/rollout/documents.py).
-    max_s: maximum time until promotion; after that, the plan is rolled back.
+    max_s: maximum age of a rollout that is not promoted, by the server's monotonic clock; after that, the
+        plan is rolled back.
     """
 
     calls: AdminCalls
@@ -40,13 +41,7 @@ class Canary:
         with suppress(AdminFailed):
             self.calls.post("note", {"text": line[:MAX_NOTE]}, NOTE_S)
 
-    def execute(
-        self,
-        iteration: Iteration,
-        folder: LoopFolder,
-        ended: Callable[[], bool],
-        clock: Callable[[], float] = time.time,
-    ) -> StepResult:
+    def execute(self, iteration: Iteration, folder: LoopFolder, ended: Callable[[], bool]) -> StepResult:
         """Tries an iteration's plan. ended: returns whether to roll back and stop. Raises AdminFailed or
         Dropped.
         """
@@ -69,11 +64,9 @@ class Canary:
                 return StepResult(verdict="go", reason="the server serves it already")
             reason = f"the server serves version {stable}, the loop's plan has version {iteration.serving}"
             return StepResult(verdict="hold", reason=reason, rows="kept")
-        return self._follow(iteration, version, ended, clock)
+        return self._follow(iteration, version, ended)
 
-    def _follow(
-        self, iteration: Iteration, version: str, ended: Callable[[], bool], clock: Callable[[], float]
-    ) -> StepResult:
+    def _follow(self, iteration: Iteration, version: str, ended: Callable[[], bool]) -> StepResult:
         """Waits for the rollout in progress to end, and returns its result."""
         if "canary" in iteration.forced:
             self.calls.post("rollout/promote", {"reason": "forced by a person"})
@@ -81,7 +74,7 @@ class Canary:
             if ended():
                 self.calls.post("rollout/rollback", {"reason": "the loop's iteration was dropped"})
                 raise IterationDropped("ended by a person; the canary was rolled back")
-            if clock() - iteration.step_began > self.max_s:
+            if status["rollout"]["age_s"] > self.max_s:
                 decision = status["rollout"]["decision"]
                 missing = decision["reason"] if decision else "no decision"
                 reason = f"not promoted within {self.max_s:g} s: {missing}"

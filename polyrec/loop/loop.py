@@ -30,6 +30,7 @@ from polyrec.loop.iteration import (
 from polyrec.loop.steps import IterationDropped, LoopSettings
 from polyrec.models.bundle.bundle import load_bundle
 from polyrec.models.data.prediction_log import load_rules
+from polyrec.models.data.reader import utc_time
 from polyrec.models.errors import PolyrecError
 from polyrec.models.training.warm.start import WarmStart
 from polyrec.planner.plan import load_plan, save_plan
@@ -77,9 +78,10 @@ class Loop:
         """
         iteration = self._after_commands(self.folder.last())
         if iteration is None or iteration.state != "running":
-            pause_s = 0.0 if iteration is None or at_once else iteration.began + self.every_s - self.clock()
-            if pause_s > 0:
-                return pause_s
+            if iteration is not None and not at_once:
+                age_s = self.clock() - iteration.began
+                if 0 <= age_s < self.every_s:  # below 0 if the clock was set back, perhaps by years
+                    return self.every_s - age_s
             iteration = self._next(iteration)
         hold = self.folder.holds().get(iteration.step)
         if hold is not None:
@@ -148,11 +150,17 @@ class Loop:
         """Begins the next iteration, with the rows whose labels are final."""
         now = self.clock()
         until_s = now - load_rules(self.settings.log).window_s - self.settle_s
+        until = datetime.fromtimestamp(until_s, UTC)
+        since = self.since if last is None else last.next_since
+        if last is not None and now < last.began and since is not None and utc_time(since) > until:
+            # else it would wait for rows until the clock reaches that time again
+            self._report(f"the clock was set back: rows from {until:%Y-%m-%d %H:%M:%S} UTC on are used")
+            since = until.isoformat(timespec="seconds")
         iteration = Iteration(
             number=1 if last is None else last.next_number,
             began=now,
-            since=self.since if last is None else last.next_since,
-            until=datetime.fromtimestamp(until_s, UTC).isoformat(timespec="seconds"),
+            since=since,
+            until=until.isoformat(timespec="seconds"),
             serving=load_bundle(steps.only_bundle(load_plan(self.folder.plan))).manifest.version,
             step_began=now,
         )

@@ -71,17 +71,18 @@ class JsonLines(LineFormatter):
 
 
 class StderrHandler(logging.Handler):
-    """Writes lines to standard error, and drops them while its reader does not read.
+    """Writes lines to standard error, and drops them while its reader does not read, or its disk is full.
 
     A full pipe, as of a container's log driver that hangs, would otherwise block the event loop in the next
     log line, and so the whole server. The first line waits MAX_WRITE_WAIT_MS, later ones do not. Once there
-    is room, a line says how many were lost.
+    is room, a line says how many were lost and why.
     """
 
     def __init__(self, descriptor: int) -> None:
         super().__init__()
         self._descriptor = descriptor
         self._lost = 0
+        self._why_lost = ""
         self._is_cut = False  # whether the last line was written in part
         self._poll = select.poll()
         self._poll.register(descriptor, select.POLLOUT)
@@ -90,7 +91,7 @@ class StderrHandler(logging.Handler):
         """Writes the record's line if that is possible at once."""
         try:
             if self._lost:
-                lost = f"{self._lost} log lines were lost, as nothing read standard error"
+                lost = f"{self._lost} log lines were lost: {self._why_lost}"
                 notice = logging.LogRecord(record.name, logging.WARNING, "", 0, lost, None, None)
                 if not self._write(self.format(notice)):
                     self._lost += 1
@@ -109,11 +110,18 @@ class StderrHandler(logging.Handler):
             ready = self._poll.poll(0 if self._lost else MAX_WRITE_WAIT_MS)
             # a pipe that is ready takes PIPE_BUF bytes without blocking, and as one piece
             if not ready or not ready[0][1] & select.POLLOUT:
-                self._is_cut |= len(line) < length
-                return False
-            line = line[os.write(self._descriptor, line[: select.PIPE_BUF]) :]
+                return self._lose("nothing read standard error", len(line) < length)
+            try:
+                line = line[os.write(self._descriptor, line[: select.PIPE_BUF]) :]
+            except OSError as e:
+                return self._lose(f"standard error cannot be written: {e.strerror}", len(line) < length)
         self._is_cut = False
         return True
+
+    def _lose(self, why: str, is_cut: bool) -> bool:
+        self._why_lost = why
+        self._is_cut |= is_cut
+        return False
 
 
 def log_to_stderr(level: str, prefix: str = "", log_format: LogFormat | None = None) -> None:

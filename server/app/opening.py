@@ -15,6 +15,7 @@ import numpy as np
 from polyrec.models.bundle.bundle import Bundle, load_bundle
 from polyrec.models.bundle.manifest import VOCABULARY
 from polyrec.models.errors import BundleError
+from polyrec.models.memory import reports_refused_memory
 from polyrec.models.runtimes.runtime import Runtime
 from polyrec.models.schema.batch import F64, I64, Batch
 from polyrec.models.schema.encoder import Encoder
@@ -50,6 +51,7 @@ TAIL_OVER_MEDIAN = 1.25
 """Assumed when there is no profile. Profiles show 1.15 to 1.7; online corrections adjust it."""
 
 
+@reports_refused_memory("open the plan")
 def open_serving(
     plan: Plan,
     metrics: Metrics,

@@ -95,7 +95,8 @@ class Judge:
                 self._window.append(scored)
             self._rest(time.monotonic() - begun_s)
         oldest_s = self._sampler.oldest_s(now_s)
-        kept = sorted((r for r in self._window if r.at_s >= oldest_s), key=lambda r: r.at_s)
+        # those of the future were answered before the clock was set back, and would stay the newest
+        kept = sorted((r for r in self._window if oldest_s <= r.at_s <= now_s), key=lambda r: r.at_s)
         self._window = deque(latest(kept, REQUESTS, WINDOW_ROWS))
         begun_s = time.monotonic()
         names = [path.name for path in self._settings.paths]

@@ -14,6 +14,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
@@ -29,13 +30,14 @@ from polyrec.models.data.prediction_log import (
     REQUEST_ID,
     REQUESTS,
     ROW,
+    RULES,
     SCORES,
     TIME,
     VERSION,
     stored_types,
 )
 from polyrec.models.errors import DataError, PolyrecError
-from polyrec.models.files import Strict
+from polyrec.models.files import Strict, create_whole
 from polyrec.models.schema.schema import Schema
 from polyrec.planner.plan import Limits
 from polyrec.server.app.logs import log_to_stderr
@@ -45,7 +47,7 @@ from polyrec.server.errors import RequestError
 from polyrec.server.prediction_log.counts import SharedCounts
 from polyrec.server.prediction_log.files import PartFiles, label_files, remove_old
 from polyrec.server.prediction_log.id_values import IdValues, ValuesByTable, load_values
-from polyrec.server.prediction_log.privacy import hide_functions, load_key
+from polyrec.server.prediction_log.privacy import KEY_FILE, hide_functions, load_key
 from polyrec.server.prediction_log.records import (
     Feedback,
     JsonRows,
@@ -103,6 +105,8 @@ class Writer:
         self._decoder = JsonDecoder(schema, LIMITS, computes=False)
         key = load_key(folder) if self._settings.hash else b""
         self._hide = hide_functions(schema, self._settings.leave_out, self._settings.hash, key)
+        own = (folder / RULES, folder / KEY_FILE)
+        self._own_files = {file: file.read_bytes() for file in own if file.is_file()}
         self._id_values = IdValues(schema)
         self._versions: dict[str, VocabularyFile] = {}
         self._values_of = lru_cache(MAX_VERSIONS)(_loaded)
@@ -158,6 +162,7 @@ class Writer:
             return
         self._unchecked_bytes += self._bytes
         self._flushed_s, self._bytes = now_s, 0
+        self._restore()
         written, lost = self._requests.flush()
         self._counts.add(("requests", "written"), written)
         self._counts.add(("requests", "lost"), lost)
@@ -172,6 +177,15 @@ class Writer:
                 remove_old(settings.folder, settings.keep_h, settings.max_bytes, time.time())
             except OSError as e:
                 log.error("old hours of the prediction log stay: %s", e)
+
+    def _restore(self) -> None:
+        """Writes rules and key again if they were removed, as the log could be neither read nor continued."""
+        for file, content in self._own_files.items():
+            with suppress(OSError):  # tried again with the next files, whose errors are logged
+                if not file.exists():
+                    file.parent.mkdir(parents=True, exist_ok=True)
+                    create_whole(file, content)
+                    log.warning("'%s' was removed: it is written again", file)
 
     def _stored(self, record: Prediction) -> Iterator[dict[str, Any]]:
         """Yields the rows in stored form: one for each run of rows with the same context."""

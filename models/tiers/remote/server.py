@@ -24,6 +24,8 @@ log = logging.getLogger("polyrec.tiers")
 LACKS_EVERY_S = 60.0
 MAX_ERROR = 200
 """Maximum characters of a server's error in the log."""
+MAX_CODES = 16
+"""Maximum error codes, such as NOPERM, that the log distinguishes; the server chooses them."""
 MAX_LATE = 3
 """Late replies in a row after which a server counts as down."""
 CALM_S = 5.0
@@ -53,6 +55,7 @@ class Server:
         self._login = login
         self._idle: list[Connection] = []
         self._logged_s = dict.fromkeys(("absent", "error", "foreign", "target"), -LACKS_EVERY_S)
+        self._most_kinds = len(self._logged_s) + MAX_CODES
         self._late = 0
         """Late replies since the last complete one."""
         self._failures = 0
@@ -161,8 +164,16 @@ class Server:
         self._log_at_times("target", text)
 
     def log_error(self, error: str) -> None:
-        """Logs the reply to a request that was refused."""
-        self._log_at_times("error", f"refuses requests: {error[:MAX_ERROR]}")
+        """Logs the reply to a request that was refused; its first word is a code of Redis.
+
+        Each code has its own line a minute, since a frequent error would hide a more important one.
+        """
+        code = f"error {error[:MAX_ERROR].partition(' ')[0]}"
+        if len(self._logged_s) < self._most_kinds:
+            self._logged_s.setdefault(code, -LACKS_EVERY_S)
+        self._log_at_times(
+            code if code in self._logged_s else "error", f"refuses requests: {error[:MAX_ERROR]}"
+        )
 
     def _log_at_times(self, what: str, text: str) -> None:
         """Logs a warning, at most once per LACKS_EVERY_S for each `what`."""

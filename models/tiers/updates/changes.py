@@ -185,6 +185,7 @@ class Changes:
             self._make_room(update.rows)
             if self._update_log is not None:
                 where = self._update_log.path
+                self._restore(self._update_log)
                 self._update_log.append(record_of(key, update.rows, update.names))
         except OSError as e:
             self.figures.failed += 1
@@ -258,6 +259,12 @@ class Changes:
         except OSError as e:
             raise UpdateLogError(f"'{update_log.path}' cannot be read: {e.strerror or e}") from None
         self._compact()
+
+    def _restore(self, update_log: UpdateLog) -> None:
+        """Writes all updates to the log again if another program lost its file. Raises OSError."""
+        if update_log.was_lost:
+            log.warning("'%s' was moved, removed or truncated: it is written again", update_log.path)
+            update_log.rewrite(self.last_values())
 
     def _compact(self) -> None:
         """Rewrites the log if most of it is superseded; keeps the old one on failure."""
@@ -333,6 +340,11 @@ class Changes:
                 self._timer.cancel()
                 self._timer = None
             if self._update_log is not None:
+                try:
+                    if not remove:
+                        self._restore(self._update_log)
+                except OSError as e:
+                    log.error("'%s' lost its updates: %s", self._update_log.path, e.strerror or e)
                 self._update_log.close(remove)
                 self._update_log = None
             self._tables, self._rows = {}, 0

@@ -236,6 +236,11 @@ class UpdateLog:
         return [_FRAME.pack(length, checksum), *parts]
 
     @property
+    def was_lost(self) -> bool:
+        """Whether another program, such as logrotate, has moved, removed or truncated the file."""
+        return not _is_named(self._fd, self.path) or os.fstat(self._fd).st_size < self.bytes
+
+    @property
     def position(self) -> int:
         """Position after the last record, for `sync`."""
         return self._appended

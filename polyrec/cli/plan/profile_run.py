@@ -39,7 +39,7 @@ def measure_profile(args: argparse.Namespace) -> Profile:
     from polyrec.measure.profile.quality import quality_differences
     from polyrec.models.bundle.bundle import load_bundle
     from polyrec.models.data.reader import open_data
-    from polyrec.models.data.split import fit_splitter
+    from polyrec.models.data.split import require_test_rows
     from polyrec.planner.profile import Profile
 
     _check_flags(args)
@@ -50,7 +50,7 @@ def measure_profile(args: argparse.Namespace) -> Profile:
     if args.data:
         for bundle in bundles.values():
             # reports data that cannot be read, or have no test rows, before the work
-            fit_splitter(open_data(args.data, bundle.manifest.schema_), bundle.manifest.schema_)
+            require_test_rows(open_data(args.data, bundle.manifest.schema_), bundle.manifest.schema_)
     out = Path(args.out)
     print("detecting devices ...", file=sys.stderr)
     machine = discover(out.parent).machine

@@ -6,13 +6,15 @@ from pathlib import Path
 import pytest
 
 from polyrec.measure.machine import cpu
+from polyrec.models import memory
 
 
 @pytest.fixture
 def system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A machine's /sys and /proc, to be filled."""
-    monkeypatch.setattr(cpu, "SYS", tmp_path / "sys")
-    monkeypatch.setattr(cpu, "PROC", tmp_path / "proc")
+    for module in (cpu, memory):
+        monkeypatch.setattr(module, "SYS", tmp_path / "sys")
+        monkeypatch.setattr(module, "PROC", tmp_path / "proc")
     return tmp_path
 
 

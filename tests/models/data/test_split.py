@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from polyrec.models.data import split as module
 from polyrec.models.data.reader import DataReader, open_data
-from polyrec.models.data.split import Splitter, fit_splitter, stable_hash
+from polyrec.models.data.split import Splitter, fit_splitter, require_test_rows, stable_hash
 from polyrec.models.errors import DataError
 from polyrec.models.schema.schema import Schema, Split, load_schema
 
@@ -189,6 +189,24 @@ def test_another_value_of_a_split_column_is_rejected(value: str | None, small: S
     reader = open_data(write([{"clicked": 0, "item": name} for name in ["train", value]]), schema)
     with pytest.raises(DataError, match=f"'item' says {value!r}; it must be one of train, validation, test"):
         labels_of(reader, fit_splitter(reader, schema))
+
+
+@pytest.mark.parametrize(
+    ("items", "split"),
+    [
+        ([], {"rule": "hash", "columns": ["item"]}),
+        ([], {"rule": "column", "columns": ["item"]}),
+        (["train", "validation"], {"rule": "column", "columns": ["item"]}),
+    ],
+)
+def test_data_without_test_rows_are_reported(
+    items: list[str], split: dict[str, Any], small: Schema, write: Write
+) -> None:
+    schema = with_split(small, **split)
+    file = write([{"clicked": 0, "item": name} for name in ["test", *items]])
+    pq.write_table(pq.read_table(file).slice(1), file)
+    with pytest.raises(DataError, match=f"the split by {split['rule']} leaves no test rows"):
+        require_test_rows(open_data(file, schema), schema)
 
 
 def test_trivago_is_split_as_its_notes_say(shared_data: Path) -> None:

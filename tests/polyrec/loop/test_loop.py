@@ -20,7 +20,7 @@ from polyrec.loop.steps import adopt, publish
 from polyrec.models.bundle.bundle import Bundle, load_bundle
 from polyrec.models.errors import DataError
 from polyrec.planner.plan import load_plan, save_plan, single_path_plan
-from tests.polyrec.loop.conftest import Looped, shuffled, with_scaled_weights, with_state
+from tests.polyrec.loop.conftest import DAY_S, Looped, shuffled, with_scaled_weights, with_state
 
 Copied = Callable[[], Looped]
 
@@ -259,6 +259,26 @@ def test_a_loop_killed_between_plan_and_record_ends_as_if_it_had_not_been(
     assert again.last.step == "publish"
     assert again.until("published").serving == iteration.serving
     assert again.folder.plan.read_text() == adopted
+
+
+def test_a_clock_that_was_wrong_by_a_year_stops_no_loop(copied: Copied, days: Sequence[pa.Table]) -> None:
+    """Neither until the next iteration, nor until rows of that year come."""
+    looped = copied()
+    looped.now_s += 365 * DAY_S
+    looped.set(least_clicks=1)
+    looped.until("train")  # with the rows up to that time
+    looped.folder.give("drop", looped.last.number)
+    looped.loop.advance()
+    looped.now_s -= 365 * DAY_S
+    looped.loop.advance()
+    until = "2026-01-06T00:00:00+00:00"
+    assert "the clock was set back: rows from 2026-01-06 00:00:00 UTC on are used" in looped.said
+    assert (looped.last.since, looped.last.until, looped.last.state) == (until, until, "waiting")
+    looped.log_day(1, days[1])
+    assert looped.until("train").since == until
+    # the next one begins after its usual time
+    looped.folder.give("drop", looped.last.number)
+    assert looped.loop.advance() == looped.loop.every_s
 
 
 def test_another_plan_is_taken_where_the_serving_one_was_removed(copied: Copied, nested: Bundle) -> None:

@@ -6,8 +6,10 @@ import json
 import logging
 import os
 import re
+import resource
 import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 from polyrec.server.app.logs import JsonLines, LineFormatter, StderrHandler
@@ -141,3 +143,25 @@ def test_what_follows_a_line_that_was_cut_has_a_line_of_its_own() -> None:
     assert ends == ""
     assert "log lines were lost" in notice
     assert last.endswith("read again")
+
+
+def test_what_follows_a_line_that_a_full_disk_cut_has_a_line_of_its_own(tmp_path: Path) -> None:
+    """The limit of a file's size stands for the disk's; one line of the size is larger than it."""
+    file = tmp_path / "server.log"
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with file.open("ab") as opened:
+        handler = StderrHandler(opened.fileno())
+        handler.setFormatter(LineFormatter())
+        handler.emit(record("first"))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (file.stat().st_size + 20, limit[1]))
+        try:
+            for _ in range(3):
+                handler.emit(record("lost"))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+        handler.emit(record("there is room"))
+    first, cut, notice, last = file.read_text().splitlines()
+    assert first.endswith("first")
+    assert len(cut) == 20
+    assert notice.endswith("3 log lines were lost: standard error cannot be written: File too large")
+    assert last.endswith("there is room")

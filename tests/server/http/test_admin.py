@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from polyrec.models import memory
 from polyrec.models.bundle.bundle import Bundle, write_bundle
 from polyrec.planner.plan import Plan, PlannedPath, load_plan, save_plan, single_path_plan
 from polyrec.server.access.access import Access
@@ -190,6 +191,22 @@ def test_a_plan_is_reloaded_and_rolled_back(admin: Any, both: Engine, plan: Plan
     assert admin.post("/v1/predict", BODY).headers["x-polyrec-path"] == "other@cpu"
     assert act(admin, "rollback").json()["paths"] == ["table@cpu", "table-onnx@cpu"]
     assert admin.post("/v1/predict", BODY).headers["x-polyrec-path"] in ("table@cpu", "table-onnx@cpu")
+
+
+def test_a_plan_for_which_there_is_too_little_memory_is_refused(
+    admin: Any, plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the kernel would kill the server for opening it."""
+    save_plan(plan, tmp_path / "plan.json")
+    (tmp_path / "meminfo").write_text("MemAvailable: 1 kB\nSwapFree: 0 kB\n")
+    monkeypatch.setattr(memory, "PROC", tmp_path)
+    monkeypatch.setattr(memory, "MIN_CHECKED", 1000)
+    answer = admin.post(
+        "/v1/admin/reload", json.dumps({"plan": str(tmp_path / "plan.json")}).encode(), ALLOWED
+    )
+    assert answer.status_code == 422
+    assert "the old one is still served: not enough memory" in answer.json()["error"]
+    assert admin.post("/v1/predict", BODY).status_code == 200
 
 
 def test_a_reload_says_what_clients_notice(

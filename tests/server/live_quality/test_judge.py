@@ -127,6 +127,18 @@ def test_the_window_slides(
     assert judge.round(log_folder.final_s + 3700).requests == 0
 
 
+def test_requests_of_a_clock_that_was_ahead_leave_the_window(
+    log_folder: LogFolder, judge_settings: JudgeSettings, requests: list[Request]
+) -> None:
+    """Else they would be the newest ones until that time."""
+    judge = Judge(judge_settings, unpaced)
+    log_folder.at_s += 86_400
+    log_folder.add(requests[0], "ahead")
+    log_folder.write()
+    assert judge.round(log_folder.final_s + 86_400).requests == 1
+    assert judge.round(log_folder.final_s).requests == 0
+
+
 def test_the_report_tells_when_requests_count_and_since_when_none_has_labels(
     log_folder: LogFolder, judge_settings: JudgeSettings, requests: list[Request]
 ) -> None:

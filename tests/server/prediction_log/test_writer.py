@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,10 +17,10 @@ from msgspec import structs
 from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.bundle.manifest import VOCABULARY
 from polyrec.models.data.parquet import parquet_files
-from polyrec.models.data.prediction_log import REQUESTS
+from polyrec.models.data.prediction_log import REQUESTS, PredictionLogReader
 from polyrec.server.codecs.rows import Tensors
 from polyrec.server.prediction_log.counts import SharedCounts
-from polyrec.server.prediction_log.log import vocabulary_file
+from polyrec.server.prediction_log.log import PredictionLog, vocabulary_file
 from polyrec.server.prediction_log.records import IdRows, JsonRows, Prediction
 from polyrec.server.prediction_log.settings import PredictionLogSettings
 from polyrec.server.prediction_log.writer import MAX_BYTES, VALUE_BYTES, Writer, WriterSettings
@@ -178,3 +179,20 @@ def test_a_log_that_grows_fast_is_hardly_larger_than_it_may_be(
         sizes.append(sum(file.stat().st_size for file in log.folder.rglob("*.parquet")))
     assert max_bytes / 2 < max(sizes) <= max_bytes
     assert counts.read()["requests", "written"] == 24
+
+
+def test_a_log_that_was_removed_while_it_is_written_can_be_read_and_continued(
+    settings: WriterSettings, counts: SharedCounts, request_: Request
+) -> None:
+    folder, schema = settings.log.folder / "log", settings.schema_
+    hashing = settings.log.model_copy(update={"folder": folder, "hash": ("user_id",), "window_s": 1.0})
+    PredictionLog(hashing, schema).close()
+    key = (folder / "hash.key").read_bytes()
+    writer = Writer(settings.model_copy(update={"log": hashing}), counts)
+    shutil.rmtree(folder)
+    asked = prediction(ranking(request_), len(request_.rows))
+    writer.add(structs.replace(asked, at_us=asked.at_us - 10_000_000))
+    writer.flush(always=True)
+    assert (folder / "hash.key").read_bytes() == key
+    assert PredictionLogReader(folder, schema).rules.window_s == 1
+    PredictionLog(hashing, schema).close()

@@ -14,7 +14,7 @@ import pytest
 
 from polyrec.models.tiers.remote.login import Login
 from polyrec.models.tiers.remote.remote import READ_BYTES, RemoteTier
-from polyrec.models.tiers.remote.server import MAX_LATE, Server
+from polyrec.models.tiers.remote.server import MAX_CODES, MAX_LATE, Server
 from polyrec.models.tiers.row_format import RowFormat
 from tests.models.tiers.redis_server import RedisServer
 from tests.models.tiers.waiting import wait_until
@@ -65,6 +65,23 @@ def test_the_log_has_the_error_of_a_store_that_refuses_requests(
     (line,) = caplog.messages
     assert f"the remote store at {server.url} refuses requests: NOPERM" in line
     tier.close()
+
+
+def test_a_frequent_error_hides_no_other_one(caplog: pytest.LogCaptureFixture) -> None:
+    store = Answering({b"MGET": b"*3\r\n-BUSY one\r\n-BUSY two\r\n-NOPERM no\r\n", b"": b"$0\r\n\r\n"})
+    tier = RemoteTier(store.url, ["a"], FALLBACK, timeout_s=5.0)
+    for _ in range(2):
+        assert not tier.receive(tier.send(ZEROS, IDS))[1].any()
+    assert [line.partition(" refuses requests: ")[2] for line in caplog.messages] == ["BUSY one", "NOPERM no"]
+    tier.close()
+    store.close()
+
+
+def test_a_store_that_invents_error_codes_gets_few_lines(caplog: pytest.LogCaptureFixture) -> None:
+    server = Server("redis://127.0.0.1:1", Login())
+    for number in range(10 * MAX_CODES):
+        server.log_error(f"CODE{number} of its own")
+    assert len(caplog.messages) == MAX_CODES + 1
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import shutil
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -54,6 +55,38 @@ def test_a_full_disk_leaves_the_log_as_it_was(tmp_path: Path, monkeypatch: pytes
     changes.apply(stored([3], 3))
     changes.close(remove=False)
     assert reopened(file) == {1: bytes([1]) * WIDTH, 3: bytes([3]) * WIDTH}
+
+
+@pytest.mark.parametrize("again", [True, False])
+@pytest.mark.parametrize(
+    "lose",
+    [
+        lambda file: file.rename(file.with_name("u.1")),
+        lambda file: file.unlink(),
+        lambda file: os.truncate(file, 0),
+    ],
+    ids=["moved", "removed", "truncated"],
+)
+def test_a_log_that_another_program_took_is_written_again(
+    lose: Callable[[Path], object], again: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As logrotate does; at the next update or, without one, at the end."""
+    file = tmp_path / "u"
+    changes = Changes(tmp_path, UpdateLog(file))
+    changes.apply(stored([1], 1), "first")
+    lose(file)
+    found = {1: bytes([1]) * WIDTH}
+    if again:
+        changes.apply(stored([2], 2))
+        found[2] = bytes([2]) * WIDTH
+        shutil.copy(file, tmp_path / "copy")
+        assert reopened(tmp_path / "copy") == found
+    changes.close(remove=False)
+    assert caplog.messages == [f"'{file}' was moved, removed or truncated: it is written again"]
+    assert reopened(file) == found
+    after = Changes(tmp_path, UpdateLog(file))
+    assert not after.apply(stored([1], 1), "first")
+    after.close()
 
 
 def held_open(folder: Path) -> list[str]:

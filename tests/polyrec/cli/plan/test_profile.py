@@ -16,6 +16,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from polyrec.cli.main import main
+from polyrec.models.data.reader import open_data
+from polyrec.models.dlrm.dlrm import Architecture
+from polyrec.models.schema.schema import Split, load_schema
+from polyrec.models.training.pipeline import Learner
+from polyrec.models.training.recipe import Recipe, Training
 from polyrec.planner.plan import load_plan
 from polyrec.planner.profile import Profile, load_profile
 from polyrec.report.chart import png
@@ -237,3 +242,21 @@ def test_data_that_cannot_be_read_are_reported_before_the_work(
         said = capsys.readouterr().err
         assert reason in said
         assert "detecting devices" not in said
+
+
+def test_data_without_test_rows_are_reported_before_the_work(
+    clicks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A split by hash needs no pass over the data, which would find that there are none."""
+    schema = load_schema("trivago")
+    schema = schema.model_copy(update={"split": Split(rule="hash", columns=("request_id",))})
+    tiny = Architecture(width=4, bottom=(4,), top=(4,), interaction="dot")
+    training = Training(architecture=tiny, recipe=Recipe(epochs=1, batch_rows=1024))
+    bundle = Learner(open_data(clicks, schema), schema, training).learn(tmp_path / "hashed").path
+    pq.write_table(pq.read_table(clicks).slice(0, 0), tmp_path / "empty.parquet")
+    given = ["--data", str(tmp_path / "empty.parquet"), "--out", str(tmp_path / "p.json")]
+    capsys.readouterr()
+    assert main(["profile", str(bundle), *given]) == 2
+    said = capsys.readouterr().err
+    assert "the split by hash leaves no test rows" in said
+    assert "detecting devices" not in said
