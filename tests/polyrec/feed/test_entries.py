@@ -77,8 +77,16 @@ def test_a_retraction_ends_a_run_as_a_call_retracts_after_it_applies_rows() -> N
     entries = [entry(0, ["a"], 0), Entry(both.message, {}, {"item": gone}), entry(2, ["a"], 2)]
     runs = list(merged(entries, 9))
     assert [[e.message.id for e in run] for run in runs] == [["0-0", "1-0"], ["2-0"]]
-    one = joined(runs[0])["item"]
+    one, alone = (joined(run)["item"] for run in runs)
     assert (one.names, one.retracted) == (["a", "b"], ("a",))
+    assert (alone.names, alone.values[:, 0].tolist(), alone.retracted) == (["a"], [2], ())
+
+
+def test_options_of_a_document_are_those_of_the_call() -> None:
+    document = b'{"tables": {"item": {"retract": ["a"]}}, "path": "Table@cpu", "add": true, "expires_s": 60}'
+    options = parse_entry(Message("1-0", {b"json": document})).options
+    assert options == {"path": "Table@cpu", "add": "true", "expires_s": "60.0"}
+    assert parse_entry(Message("1-0", {b"json": b'{"tables": {"item": {"retract": ["a"]}}}'})).options == {}
 
 
 def test_entries_that_address_rows_in_another_way_are_not_merged() -> None:

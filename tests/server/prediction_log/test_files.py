@@ -90,7 +90,13 @@ def test_a_file_that_cannot_be_written_whole_leaves_nothing(tmp_path: Path) -> N
 
 @pytest.mark.parametrize(
     ("keep_h", "max_bytes", "left"),
-    [(100, None, [0, 1, 2, 3]), (2, None, [1, 2, 3]), (100, 1, [3]), (1.5, None, [1, 2, 3]), (3, None, [0, 1, 2, 3])],
+    [
+        (100, None, [0, 1, 2, 3]),
+        (2, None, [1, 2, 3]),
+        (100, 1, [3]),
+        (1.5, None, [1, 2, 3]),
+        (3, None, [0, 1, 2, 3]),
+    ],
 )
 def test_old_hours_are_removed(tmp_path: Path, keep_h: float, max_bytes: int | None, left: list[int]) -> None:
     files = label_files(tmp_path)
