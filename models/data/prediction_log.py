@@ -282,16 +282,18 @@ class PredictionLogReader(PackedReader):
     def _feedback_of(self, first: datetime, last: datetime) -> pa.Table:
         """Returns the labels that may belong to requests answered in the hours from first to last."""
         if self._feedback[0] != first or first != last:
-            files = label_files_of(self._log, first, last + timedelta(hours=1) + self._window)
+            end = last + timedelta(hours=1, microseconds=-1)
+            files = label_files_of(self._log, first, end, self._window)
             tables = [table for f in files for table in read_labels(f)]
             self._feedback = first, pa.concat_tables([LABEL_COLUMNS.empty_table(), *tables]).combine_chunks()
         return self._feedback[1]
 
 
-def label_files_of(folder: Path, first: datetime, until: datetime) -> list[Path]:
-    """Returns a log's label files that may have arrived between the hours `first` and `until`, sorted."""
+def label_files_of(folder: Path, first: datetime, last: datetime, window: timedelta) -> list[Path]:
+    """Returns a log's label files that may have labels of requests answered from first to last, sorted."""
+    earliest = (first - timedelta(seconds=CLOCKS_S)).replace(minute=0, second=0, microsecond=0)
     files = sorted((folder / FEEDBACK).rglob("*.parquet"))
-    return [f for f in files if _in(f.parent.name, first, until)]
+    return [f for f in files if _in(f.parent.name, earliest, last + window)]
 
 
 def read_labels(file: Path, request_ids: pa.Array | None = None) -> Iterator[pa.Table]:

@@ -47,7 +47,7 @@ def page(plan: Plan) -> list[str]:
 
 
 def describe_traffic(traffic: Traffic) -> str:
-    """`4,000 queries/s of 23 rows (lognormal), Poisson`."""
+    """`4,000 queries/s of 23 rows on average (lognormal), poisson`."""
     kind: str = traffic.arrivals.kind
     if kind not in ("poisson", "trace"):
         kind = f"{kind} by {traffic.arrivals.factor:g}"

@@ -47,7 +47,7 @@ class ComparisonPace:
         sampled = self._split.takes_next()
         if sampled and has_spare_time and now_s >= self._spare_s:
             guaranteed = False
-        elif not self._is_taken and self._seen > self._position and now_s < self._end_s:
+        elif not self._is_taken and self._seen > self._position:
             guaranteed = True
         else:
             return None

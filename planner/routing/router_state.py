@@ -241,7 +241,7 @@ class RouterState:
     def _update_rate(self) -> float:
         """Returns the capacity of lanes and front in rows/s, and sets the reserve for bursts from it."""
         rate = sum(lane.rate for lane in self.usable)
-        if rate and not any(lane.inline for lane in self.usable):
+        if not any(lane.inline for lane in self.usable):
             front_s = self.front.row_s + self.front.query_s / self.observed.mean_rows
             rate = 1 / front_s if front_s * rate > 1 else rate
         utilization = LOAD_MARGIN * self.observed.high_rows_s / rate if rate else 1.0

@@ -74,10 +74,9 @@ def join_labels(folder: Path, requests: Sequence[RequestLabels], window_s: float
         return
     window_us = round(1e6 * window_s)
     times = [request.at_us for request in requests]
-    first = _utc(min(times)).replace(minute=0, second=0, microsecond=0)
-    until = _utc(max(times)) + timedelta(hours=1, seconds=window_s)
     ids = pa.array([request.request_id for request in requests], pa.string())
-    for file in label_files_of(folder, first, until):
+    files = label_files_of(folder, _utc(min(times)), _utc(max(times)), timedelta(seconds=window_s))
+    for file in files:
         for table in read_labels(file, ids):
             request = pc.index_in(table.column("request_id"), ids).to_numpy()
             rows = table.column("row").fill_null(-1).to_numpy().astype(np.int64)

@@ -149,6 +149,30 @@ def test_a_label_counts_within_the_window_in_later_hours_too(folder: Path) -> No
     assert clicked(folder) == {"a": 1, "b": 0, "c": 0}
 
 
+def test_a_label_of_a_clock_that_is_behind_counts_across_the_hour_too(folder: Path) -> None:
+    write(folder, "requests", "2026-11-23T12", [answered("r", 20, "ab")])
+    early = [label("r", row, 1, at) | {"client": "shop"} for row, at in ((0, -30), (1, -50))]
+    write(folder, "feedback", "2026-11-23T11", early)
+    assert clicked(folder) == {"a": 1, "b": 0}
+
+
+def test_a_label_without_a_value_neither_counts_nor_replaces_one(folder: Path) -> None:
+    rules = LogRules(for_schema="clicks", features=stored_names(SCHEMA), window_s=600, unlabeled="leave_out")
+    (folder / RULES).write_text(rules.model_dump_json())
+    write(folder, "requests", "2026-11-23T12", [answered("r", 0, "ab"), answered("s", 0, "c")])
+    absent = [label(id_, 0, 1, 20) | {"label": None} for id_ in "rs"]
+    write(folder, "feedback", "2026-11-23T12", [label("r", 0, 1, 10), *absent])
+    assert clicked(folder) == {"a": 1, "b": 0}
+
+
+def test_requests_of_several_hours_in_one_file_get_the_labels_of_each(folder: Path) -> None:
+    rows = [answered(item, HOUR_S * hour, [item]) for hour, item in enumerate("abc")]
+    write(folder, "requests", "2026-11-23T12", rows)
+    for hour, item in enumerate("abc"):
+        write(folder, "feedback", f"2026-11-23T{12 + hour}", [label(item, 0, 1, HOUR_S * hour + 9)])
+    assert clicked(folder) == {"a": 1, "b": 1, "c": 1}
+
+
 def test_the_later_of_two_labels_of_a_row_counts(folder: Path) -> None:
     write(folder, "requests", "2026-11-23T12", [answered("r", 0, "a")])
     write(folder, "feedback", "2026-11-23T12", [label("r", 0, 0, 20), label("r", 0, 1, 10)])
@@ -205,9 +229,10 @@ def test_requests_whose_window_is_open_are_left_out(folder: Path) -> None:
 def test_requests_without_labels_may_be_left_out(folder: Path) -> None:
     rules = LogRules(for_schema="clicks", features=stored_names(SCHEMA), window_s=600, unlabeled="leave_out")
     (folder / RULES).write_text(rules.model_dump_json())
-    write(folder, "requests", "2026-11-23T12", [answered("r", 0, "ab"), answered("s", 0, "c")])
-    write(folder, "feedback", "2026-11-23T12", [label("r", 0, 0, 1)])
-    assert clicked(folder) == {"a": 0, "b": 0}
+    plain = [answered("s", 0, "c"), answered("s", 0, "d", row=1)]
+    write(folder, "requests", "2026-11-23T12", [answered("r", 0, "ab"), answered("q", 0, "x"), *plain])
+    write(folder, "feedback", "2026-11-23T12", [label("r", 0, 0, 1), label("s", 1, 1, 1)])
+    assert clicked(folder) == {"a": 0, "b": 0, "c": 0, "d": 1}
 
 
 @pytest.mark.parametrize("max_joined", [MAX_JOINED, 3])
@@ -315,3 +340,18 @@ def test_a_log_of_another_schema_is_refused(folder: Path) -> None:
     (folder / RULES).write_text(LogRules(for_schema="hotels", features={}).model_dump_json())
     with pytest.raises(DataError, match="is a log of schema 'hotels', not of 'clicks'"):
         PredictionLogReader(folder, SCHEMA)
+
+
+def test_files_that_are_no_part_of_a_log_are_named(folder: Path) -> None:
+    write(folder, "requests", "2026-11-23T12", [answered("r", 60, "ab")])
+    pq.write_table(pa.table({"request_id": ["r"], "label": [1.0]}), folder / "requests" / "labels.parquet")
+    with pytest.raises(DataError, match=r"labels\.parquet' is not in the folder of an hour"):
+        read(folder)
+    (folder / "feedback").mkdir()
+    (folder / "requests" / "labels.parquet").rename(folder / "feedback" / "labels.parquet")
+    with pytest.raises(DataError, match=r"labels\.parquet.*row"):
+        read(folder)
+    words = pa.table({"request_id": ["r"], "row": [0], "label": ["clicked"]})
+    pq.write_table(words, folder / "feedback" / "labels.parquet")
+    with pytest.raises(DataError, match=r"cannot read '.*labels\.parquet'"):
+        read(folder)

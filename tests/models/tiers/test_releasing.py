@@ -189,3 +189,9 @@ def test_a_gather_that_began_before_is_waited_for() -> None:
     assert gathers.close(0)
     with pytest.raises(OSError, match="closed"), gathers.gathering():
         pass
+
+
+def test_host_rows_stay_where_a_device_reads_them_by_their_addresses(tmp_path: Path) -> None:
+    stack = world(encoder_of(SIZES), tmp_path, (0.1, 0.4, 0.5), cache_bytes=600_000)
+    assert stack.tiers.prefix is None
+    stack.close()

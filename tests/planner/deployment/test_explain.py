@@ -2,7 +2,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from polyrec.planner.deployment.explain import page
+from polyrec.planner.arrivals import Arrivals
+from polyrec.planner.deployment.explain import describe_traffic, page
 from polyrec.planner.deployment.proposal import propose
 from polyrec.planner.deployment.requirements import Requirements
 from polyrec.planner.plan import single_path_plan
@@ -28,6 +29,13 @@ def test_a_page_says_what_is_served_by_which_paths() -> None:
         "hybrid@cpu", "100%", "0.81000", "323", "rows", "323", "rows", "1", "MB", "host",
     ]  # fmt: skip
     assert "Bound by nothing" in shown
+
+
+def test_traffic_is_described_with_the_kinds_of_its_sizes_and_arrivals() -> None:
+    bursts = Arrivals(kind="bursty", factor=3.0, period_s=0.1, burst_s=0.02)
+    sizes = Sizes(kind="measured", values=(10, 30))
+    described = describe_traffic(Traffic(rate=4000, sizes=sizes, arrivals=bursts))
+    assert described == "4,000 queries/s of 20 rows on average (measured), bursty by 3"
 
 
 def test_a_reserve_is_called_so() -> None:

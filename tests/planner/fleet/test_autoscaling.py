@@ -43,6 +43,9 @@ def test_a_price_above_the_worth_of_a_replica_starts_one_and_half_of_it_keeps_it
 def test_up_at_once_and_within_bounds() -> None:
     assert decide(loads(0.9, 0.9), 2, None, 0.0, BOUNDS) == Scaling(4)
     assert decide(loads(9.0), 1, None, 0.0, BOUNDS) == Scaling(8)
+    # a target outside bounds that were changed meanwhile is brought back although not all replicas report
+    assert decide(loads(0.1, 0.1), 10, None, 0.0, BOUNDS) == Scaling(8)
+    assert decide([], 0, None, 0.0, BOUNDS) == Scaling(1)
 
 
 def test_down_one_at_a_time_after_calm() -> None:

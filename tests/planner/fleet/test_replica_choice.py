@@ -87,6 +87,14 @@ def test_an_older_report_than_the_last_is_ignored() -> None:
     assert made.predicted_s(0, 2.0) == pytest.approx(0.501)
 
 
+def test_a_query_sent_to_a_replica_whose_clock_is_ahead_adds_only_its_work() -> None:
+    made = chooser([0.0])
+    made.report(0, 10.0, 1.0, 0.001)
+    made.record_sent(0, 9.0, 0.5)
+    assert made.predicted_s(0, 9.0) == pytest.approx(1.501)
+    assert made.predicted_s(0, 10.5) == pytest.approx(1.001)
+
+
 def test_a_query_stands_for_those_of_the_other_dispatchers() -> None:
     made = chooser([0.0], dispatchers=4)
     made.record_sent(0, 0.0, 0.01)

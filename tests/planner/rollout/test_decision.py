@@ -207,6 +207,20 @@ def test_promotion_needs_age_requests_and_proof() -> None:
     assert "not shown yet: at most 1.00% failures (0 of 210)" in decided(records(210), bounds=bounds).reason
 
 
+def test_a_shift_of_scores_that_may_exceed_the_bound_is_not_promoted_and_says_by_how_much() -> None:
+    canary = records(3000, shift=0.3)
+    low, high = (getattr(decided(canary).figures, name) for name in ("psi_low", "psi_high"))
+    bounds = RolloutBounds(promote_after_s=30, max_psi=(low + high) / 2)
+    decision = decided(canary, bounds=bounds)
+    assert decision.verdict == "continue"
+    wanted = f"not shown yet: scores whose PSI beyond chance is at most {bounds.max_psi:g}"
+    assert decision.reason == f"{wanted} (up to {high:.3f})"
+    # one request tells nothing of a distribution
+    bounds = RolloutBounds(promote_after_s=30, max_psi=bounds.max_psi, min_requests=1, slack_ms=1000)
+    decision = decided(canary, records(1), bounds=bounds)
+    assert (decision.verdict, decision.reason) == ("continue", f"{wanted} (unknown)")
+
+
 def test_what_is_not_shown_yet_is_the_reason_also_if_promotion_is_by_call() -> None:
     """An operator who promotes by call must not read that bounds hold which were not tested."""
     by_call = RolloutBounds()

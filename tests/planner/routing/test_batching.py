@@ -28,11 +28,21 @@ SEVERAL = [*SERVERS[1:], *((machine.paths, machine.lanes) for machine in MACHINE
 REQUEST = st.tuples(ROWS, BUDGET_S, st.integers(0, 2), st.booleans(), st.one_of(st.just(NO_MISSES), MISSES))
 
 
+FRONTS = st.sampled_from([(0.0, 0.0), (4e-4, 4e-6)])
+"""Seconds of the front's time per query and per row, of which half is for its answer."""
+
+
 def driven(
-    server, steps: list[tuple], policy: str = "priced", slow: float = 1.0, tick: int = 7
+    server,
+    steps: list[tuple],
+    policy: str = "priced",
+    slow: float = 1.0,
+    tick: int = 7,
+    front: tuple[float, float] = (0.0, 0.0),
 ) -> RouterDriver:
     """A router after these steps; batches of lane 0 take `slow` times their predicted time."""
-    driver = RouterDriver(router(*server, limits=Limits(max_batch_rows=1024), policy=policy))
+    costs = {"query_s": front[0], "row_s": front[1]}
+    driver = RouterDriver(router(*server, limits=Limits(max_batch_rows=1024), policy=policy, **costs))
     for i, one in enumerate(steps):
         step(driver, one, list(POLICIES))
         if i % tick == tick - 1:
@@ -52,9 +62,10 @@ def driven(
     server=st.sampled_from([SERVERS[0], *SEVERAL]),
     slow=st.sampled_from([0.7, 1.0, 4.0]),
     later_s=st.sampled_from([0.0, 1e-4, 2e-3]),
+    front=FRONTS,
 )
-def test_batches_equal_the_reference(steps, waiting, server, slow, later_s):
-    driver = driven(server, steps, slow=slow)
+def test_batches_equal_the_reference(steps, waiting, server, slow, later_s, front):
+    driver = driven(server, steps, slow=slow, front=front)
     for request in waiting:
         driver.submit(*request)
     driver.now_s += later_s
@@ -112,9 +123,10 @@ def test_every_decision_of_a_trace_equals_the_reference(machine, load, faults):
     policy=st.sampled_from(["priced", "static:table@cpu"]),
     slow=st.sampled_from([0.7, 1.0, 4.0]),
     later_s=st.sampled_from([0.0, 1e-4, 2e-3]),
+    front=FRONTS,
 )
-def test_admission_equals_the_reference(steps, waiting, server, policy, slow, later_s):
-    driver = driven(server, steps, policy, slow)
+def test_admission_equals_the_reference(steps, waiting, server, policy, slow, later_s, front):
+    driver = driven(server, steps, policy, slow, front=front)
     state = driver.router.state
     for rows, budget_s, priority, best_only, misses in waiting:
         query = Query(rows, driver.now_s, driver.now_s + budget_s, priority, best_only)

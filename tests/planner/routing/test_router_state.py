@@ -37,6 +37,19 @@ def test_the_fastest_path_is_the_one_of_most_value_a_second(figures, query_s):
     assert [row_s[p] for p in lane.order] == sorted((row_s[p] for p in lane.order), reverse=True)
 
 
+def test_the_front_bounds_the_capacity_of_lanes_outside_the_event_loop():
+    def state(query_s: float, row_s: float) -> RouterState:
+        path = PathSpec("w@cpu", "cpu", 0.3, line(1e-4, 1e-6))
+        routing = Routing(policy="priced", query_s=query_s, row_s=row_s)
+        return RouterState((path,), cpu_lanes(4), routing, Limits(), 0.0)
+
+    free, slow = state(0.0, 0.0), state(1e-3, 1e-5)
+    lanes_rate = sum(lane.rate for lane in free.usable)
+    assert free.total_rate == lanes_rate
+    assert slow.total_rate == pytest.approx(1 / (1e-5 + 1e-3 / slow.observed.mean_rows))
+    assert slow.total_rate < lanes_rate
+
+
 @pytest.mark.parametrize(
     ("query_s", "at_rest", "past_capacity"), [(2e-4, ["w1"], ["w1"]), (0.0, ["w1", "w0"], ["w0"])]
 )

@@ -69,3 +69,37 @@ def test_entries_of_two_parts_are_not_merged() -> None:
         for i, one in enumerate([entry(0, ["v"], 1.0), entry(1, ["w"], 2.0)])
     ]
     assert [[e.message.id for e in run] for run in merged(entries, 9)] == [["0-0", "0-1"], ["1-0", "1-1"]]
+
+
+def test_a_retraction_ends_a_run_as_a_call_retracts_after_it_applies_rows() -> None:
+    both = entry(1, ["b"], 1)
+    gone = TableUpdate(*(getattr(both.update["item"], name) for name in ("ids", "values", "names")), ("a",))
+    entries = [entry(0, ["a"], 0), Entry(both.message, {}, {"item": gone}), entry(2, ["a"], 2)]
+    runs = list(merged(entries, 9))
+    assert [[e.message.id for e in run] for run in runs] == [["0-0", "1-0"], ["2-0"]]
+    one, alone = (joined(run)["item"] for run in runs)
+    assert (one.names, one.retracted) == (["a", "b"], ("a",))
+    assert (alone.names, alone.values[:, 0].tolist(), alone.retracted) == (["a"], [2], ())
+
+
+def test_options_of_a_document_are_those_of_the_call() -> None:
+    document = b'{"tables": {"item": {"retract": ["a"]}}, "path": "Table@cpu", "add": true, "expires_s": 60}'
+    options = parse_entry(Message("1-0", {b"json": document})).options
+    assert options == {"path": "Table@cpu", "add": "true", "expires_s": "60.0"}
+    assert parse_entry(Message("1-0", {b"json": b'{"tables": {"item": {"retract": ["a"]}}}'})).options == {}
+
+
+def test_entries_that_address_rows_in_another_way_are_not_merged() -> None:
+    first = entry(0, ["a"], 0)
+    rows = np.ones((1, WIDTH), np.float32)
+    others = {
+        "by id": {"item": TableUpdate(np.array([3]), rows)},
+        "of another width": {"item": TableUpdate(np.empty(0, np.int64), rows[:, 1:], ["b"])},
+        "of another table": {**entry(1, ["b"], 1).update, "user": TableUpdate(np.array([3]), rows)},
+    }
+    for what, update in others.items():
+        assert len(list(merged([first, Entry(Message("1-0", {}), {}, update)], 9))) == 2, what
+    with_user = {**first.update, "user": TableUpdate(np.array([3]), rows)}
+    (run,) = merged([Entry(first.message, {}, with_user), entry(1, ["b"], 1)], 9)
+    update = joined(run)
+    assert (update["item"].names, update["user"].ids.tolist()) == (["a", "b"], [3])

@@ -60,6 +60,18 @@ def test_rows_of_a_held_one_are_kept_or_left_out(rows: Any, since: str) -> None:
     ended = after(gone(2), StepResult(verdict="hold", reason="why", rows=rows), 9.0, "canary")
     assert (ended.next_since, ended.next_number) == (since, 4)
     assert dropped(gone(2)).next_since == "u"
+    assert dropped(forced(ended, 10.0)).next_since == "u"
+
+
+def test_figures_are_those_of_the_last_execution_of_a_step() -> None:
+    iteration = BEGUN
+    back = StepResult(verdict="roll_back", reason="slow", figures={"psi": 1})
+    for n, result in enumerate((*[GO.model_copy(update={"figures": {"n": n}}) for n in range(4)], back)):
+        iteration = after(iteration, result, 101.0 + n, "canary")
+    assert [iteration.figures(step) for step in STEPS] == [*({"n": n} for n in range(4)), {"psi": 1}]
+    again = after(forced(iteration, 110.0), back.model_copy(update={"figures": {"psi": 2}}), 111.0, "canary")
+    assert again.figures("canary") == {"psi": 2}
+    assert BEGUN.figures("check") == {}
 
 
 def test_one_that_waited_leaves_its_number_and_its_rows() -> None:
@@ -69,7 +81,8 @@ def test_one_that_waited_leaves_its_number_and_its_rows() -> None:
 
 def test_a_forced_one_goes_on_after_the_step_that_held_it() -> None:
     held = after(gone(2), StepResult(verdict="hold", reason="why"), 9.0, "canary")
-    again = forced(held, 10.0)
+    again = forced(failed(held, "not reached"), 10.0)
+    assert (again.error, again.attempts) == (None, 0)
     assert (again.state, again.step, again.step_began, again.forced) == (
         "running",
         "publish",

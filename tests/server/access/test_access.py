@@ -164,6 +164,27 @@ def test_wrong_tokens_of_an_address_are_slowed_down_and_the_right_holder_is_not(
     access.client(bearer(SHOP), HERE)
 
 
+def test_a_client_is_still_known_where_it_was_after_the_tokens_are_read_again(access: Access) -> None:
+    access.client(bearer(RANKING), HERE)
+    access.reload()
+    for i in range(GUESS_BURST):
+        with pytest.raises(Unauthorized):
+            access.client(bearer(f"guess-{i:016}"), HERE)
+    assert access.client(bearer(RANKING), HERE).name == "ranking"
+
+
+def test_feedback_counts_against_a_clients_rate_and_administration_does_not(tmp_path: Path) -> None:
+    both = CLIENTS[0] | {"rights": ["feedback", "admin"], "requests_per_second": 2}
+    access = Access(Metrics(), write(tmp_path / "tokens.json", {"clients": [both]}), clock=Clock())
+    for _ in range(4):
+        access.authorized("admin", bearer(SHOP), HERE)
+    access.authorized("feedback", bearer(SHOP), HERE)
+    access.client(bearer(SHOP), HERE)
+    with pytest.raises(RateLimited):
+        access.authorized("feedback", bearer(SHOP), HERE)
+    access.authorized("admin", bearer(SHOP), HERE)
+
+
 def test_the_admin_token_is_guarded_by_the_same_count(access: Access, clock: Clock) -> None:
     for i in range(GUESS_BURST):
         with pytest.raises(Unauthorized):

@@ -87,6 +87,8 @@ def test_numbers_that_are_slow_are_left_to_the_fast_converter() -> None:
     rows = b",".join([b'{"price":' + SLOW + b"}"] * 1000)
     assert may_be_slow(b'{"instances":[' + rows + b"]}")
     assert may_be_slow(b'{"columns":{"price":[' + b",".join([SLOW] * 2000) + b"]}}")
+    assert may_be_slow(b'{"columns":{"price":[' + b",".join([SLOW] * 800) + b"]}}")
+    assert not may_be_slow(b'{"columns":{"price":[' + b",".join([b"84.50"] * 800) + b"]}}")
     ordinary = b",".join([b'{"price":84.5,"item":"i-17","user":"e5"}'] * 500)
     assert not may_be_slow(b'{"instances":[' + ordinary + b"]}")
     few = b",".join([b'{"price":' + SLOW + b"}"] * 100)

@@ -41,6 +41,10 @@ def test_overload_tells_when_to_try_again(error: Exception, wait_s: str) -> None
     assert dict(status.trailing) == {"retry-after": wait_s, PUSHBACK: f"{wait_s}000"}
 
 
+def test_a_call_without_a_valid_token_is_not_told_to_be_repeated() -> None:
+    assert status_of(errors.Unauthorized("m")).trailing == (("www-authenticate", "Bearer"),)
+
+
 def test_a_message_is_one_line_of_bounded_length() -> None:
     message = status_of(errors.Malformed("a\nb\ud800" + "x" * 5000)).message
     assert message.startswith("a b\\ud800xxx")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from itertools import chain
 
 import numpy as np
@@ -58,6 +59,17 @@ def test_clients_are_those_whose_labels_count(log_folder: LogFolder, request_: R
     assert found.clients == {"shop"}
     assert found.given_us[0] == round(1e6 * (log_folder.at_s + 10))
     assert set(found.given_us[1:].tolist()) == {NEVER}
+
+
+def test_labels_of_a_clock_that_is_behind_count_across_the_hour_too(
+    log_folder: LogFolder, request_: Request
+) -> None:
+    log_folder.at_s = 3600.0 * (time.time() // 3600) + 20
+    log_folder.add(request_, "r")
+    log_folder.label("r", [0], [1], after_s=-50)
+    log_folder.write()
+    (found,) = joined(log_folder, {"r": len(request_.rows)})
+    assert found.clients == {"shop"}
 
 
 def test_files_of_the_operator_need_neither_time_nor_client(log_folder: LogFolder, request_: Request) -> None:

@@ -62,9 +62,40 @@ def test_the_log_tells_when_records_are_lost_and_when_they_are_written_again(
     assert again.endswith("are written again; 2 were lost")
 
 
+def test_only_records_with_values_that_do_not_fit_are_lost_and_the_log_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    files = label_files(tmp_path)
+    for row in (2**40, 1, 2, 3, 4):
+        files.add([label(0, row)])
+    assert files.flush() == (4, 1)
+    (part,) = (tmp_path / FEEDBACK / "2026-11-23T12").iterdir()
+    assert pq.read_table(part)["row"].to_pylist() == [1, 2, 3, 4]
+    (lost,) = caplog.messages
+    assert "are lost" in lost
+
+
+def test_a_file_that_cannot_get_its_name_leaves_nothing(tmp_path: Path) -> None:
+    files = label_files(tmp_path)
+    files.add([label(0)])
+    files.flush()
+    (first,) = (tmp_path / FEEDBACK / "2026-11-23T12").iterdir()
+    taken = first.with_name(first.name.replace("-000001-", "-000002-"))
+    taken.mkdir()
+    files.add([label(0)])
+    assert files.flush() == (0, 1)
+    assert {*first.parent.iterdir()} == {first, taken}
+
+
 @pytest.mark.parametrize(
     ("keep_h", "max_bytes", "left"),
-    [(100, None, [0, 1, 2, 3]), (2, None, [1, 2, 3]), (100, 1, [3]), (1.5, None, [1, 2, 3])],
+    [
+        (100, None, [0, 1, 2, 3]),
+        (2, None, [1, 2, 3]),
+        (100, 1, [3]),
+        (1.5, None, [1, 2, 3]),
+        (3, None, [0, 1, 2, 3]),
+    ],
 )
 def test_old_hours_are_removed(tmp_path: Path, keep_h: float, max_bytes: int | None, left: list[int]) -> None:
     files = label_files(tmp_path)
@@ -100,6 +131,16 @@ def test_an_hour_that_is_larger_than_the_log_may_be_loses_its_oldest_files(tmp_p
     max_bytes = sum(part.stat().st_size for part in parts[3:])
     remove_old(tmp_path, 100, max_bytes, NOON_S + 3.2 * 3600)
     assert {*hour.iterdir()} == {*parts[3:]}
+
+
+def test_a_file_that_is_larger_than_the_log_may_be_is_removed_in_its_hour(tmp_path: Path) -> None:
+    files = label_files(tmp_path)
+    files.add([label(3)])
+    files.flush()
+    (part,) = (tmp_path / FEEDBACK).rglob("*.parquet")
+    for max_bytes, stays in ((part.stat().st_size, True), (part.stat().st_size - 1, False)):
+        remove_old(tmp_path, 100, max_bytes, NOON_S + 3.2 * 3600)
+        assert part.exists() == stays
 
 
 def test_an_hour_that_grows_fast_keeps_earlier_ones(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -87,6 +88,14 @@ def test_values_of_ids_are_encoded_as_the_ids_are(bundle: Bundle, form: str, see
     assert_equal(found.context, expected.context)
     assert_equal(found.candidate, expected.candidate)
     np.testing.assert_array_equal(found.context_row, expected.context_row)
+
+
+@pytest.mark.parametrize("form", ["plain", "ranking"])
+def test_rows_of_one_request_are_one_group(bundle: Bundle, form: str) -> None:
+    random = RandomRows(bundle, 0)
+    rows = replace(random.plain([4]) if form == "plain" else random.ranking([4]), request_lengths=None)
+    columns = IdValues(bundle.manifest.schema_).columns(sent(rows), values_of(bundle))
+    assert columns.group == [0] * 4
 
 
 def test_an_id_of_no_value_is_logged_as_missing(bundle: Bundle) -> None:

@@ -17,11 +17,11 @@ from msgspec import structs
 from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.bundle.manifest import VOCABULARY
 from polyrec.models.data.parquet import parquet_files
-from polyrec.models.data.prediction_log import REQUESTS, PredictionLogReader
+from polyrec.models.data.prediction_log import FEEDBACK, REQUESTS, PredictionLogReader
 from polyrec.server.codecs.rows import Tensors
 from polyrec.server.prediction_log.counts import SharedCounts
 from polyrec.server.prediction_log.log import PredictionLog, vocabulary_file
-from polyrec.server.prediction_log.records import IdRows, JsonRows, Prediction
+from polyrec.server.prediction_log.records import Feedback, IdRows, JsonRows, Prediction
 from polyrec.server.prediction_log.settings import PredictionLogSettings
 from polyrec.server.prediction_log.writer import MAX_BYTES, VALUE_BYTES, Writer, WriterSettings
 from tests.server.conftest import Request
@@ -129,6 +129,22 @@ def test_a_request_of_another_schema_is_counted_and_left_out(
     assert [found["requests", outcome] for outcome in ("written", "invalid", "lost")] == [1, 1, 0]
     (file,) = parquet_files(tmp_path / REQUESTS)
     assert pq.read_table(file).num_rows == 1
+
+
+def test_labels_that_cannot_be_written_are_counted(
+    settings: WriterSettings, counts: SharedCounts, tmp_path: Path
+) -> None:
+    writer = Writer(settings, counts)
+    label = Feedback("r", "shop", time.time_ns() // 1000, [0, 1], [1.0, 0.0])
+    (tmp_path / FEEDBACK).touch()  # no folder can be made there
+    for _ in range(2):
+        writer.add(label)
+    writer.flush(always=True)
+    (tmp_path / FEEDBACK).unlink()
+    writer.add(label)
+    writer.flush(always=True)
+    found = counts.read()
+    assert [found["labels", outcome] for outcome in ("written", "lost")] == [1, 2]
 
 
 def test_requests_of_one_session_share_a_file(

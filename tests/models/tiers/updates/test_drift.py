@@ -186,6 +186,23 @@ def test_no_batch_sees_a_wrong_row_or_half_an_update_under_load(tmp_path: Path) 
     stack.close()
 
 
+@pytest.mark.parametrize("counted", [True, False])
+@pytest.mark.parametrize("memory", [0.0, 1e12])
+def test_the_past_weighs_no_more_than_it_was_counted(tmp_path: Path, memory: float, counted: bool) -> None:
+    encoder = encoder_of(SIZES)
+    if not counted:
+        for vocabulary in encoder.vocabularies.values():
+            vocabulary.counts[:] = 0
+    stack = world(encoder, tmp_path)
+    drift = Drift(stack, memory=memory, every=1)
+    past = drift._known()
+    for _ in range(3):
+        looked_up(stack, np.arange(10), 1)  # 160 lookups
+        drift.reorder()
+    assert drift._known() == pytest.approx(past + 480 if memory else 160)
+    stack.close()
+
+
 def test_memory_of_drift_counts_unsampled_lookups_too(tmp_path: Path) -> None:
     encoder = encoder_of(SIZES)
     coldest = np.flatnonzero(encoder.vocabularies["a"].rank_of_id >= 5900)

@@ -151,6 +151,18 @@ def test_a_new_value_is_refused_unless_it_may_be_added(changes: Changes, tmp_pat
     stack.close()
 
 
+def test_more_new_values_than_reserved_rows_are_free_change_nothing(changes: Changes, tmp_path: Path) -> None:
+    stack = world(ENCODER, tmp_path, changes=changes)
+    apply_update(stack, named(NEW[:4], 1), adding=AddOptions())
+    with pytest.raises(UpdateError, match="2 new values of table 't', and 1 of its 5 reserved rows are free"):
+        apply_update(stack, named(["n0", *NEW[4:6], "v0"], 2), adding=AddOptions())
+    assert versions(stack, [*NEW[:6], "v0"]) == [1, 1, 1, 1, -1, -1, 0]
+    apply_update(stack, retraction(["n3"]))
+    assert apply_update(stack, named(NEW[4:6], 3), adding=AddOptions()).added == 2
+    assert versions(stack, NEW[:6]) == [1, 1, 1, -1, 3, 3]
+    stack.close()
+
+
 @pytest.mark.parametrize(
     ("value", "offense"),
     [

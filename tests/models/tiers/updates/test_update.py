@@ -85,3 +85,13 @@ def test_an_invalid_update_changes_nothing_and_is_reported_in_one_line(
     everything = torch.arange(sum(SIZES.values()))
     assert torch.equal(TieredRows(stack).gather(everything), flat_weight(encoder))
     stack.close()
+
+
+def test_one_thread_writes_all_updates_and_ends_with_the_stack(tmp_path: Path) -> None:
+    before = {*threading.enumerate()}
+    stack = world(encoder_of(SIZES), tmp_path)
+    for version in range(1, 4):
+        apply_update(stack, {"a": TableUpdate(np.arange(9), row_of(0, np.arange(9), version))})
+    (thread,) = {t for t in threading.enumerate() if t.name == "polyrec-tiers"} - before
+    stack.close()
+    assert not thread.is_alive()

@@ -32,15 +32,15 @@ def test_a_log_that_ends_within_an_entry_is_read_to_there(seed: int, cut: int, t
     log = UndoLog(RowFile(tmp_path / "rows", ROWS, WIDTH, 1))
     log.create([random.normal(size=(ROWS, WIDTH)).astype(np.float32)])
 
-    def write() -> None:
+    def write(log: UndoLog) -> None:
         rows = np.flatnonzero(random.random(ROWS) < 0.3)
         log.write(rows, random.normal(size=(rows.size, WIDTH + 1)).astype(np.float32))
 
     states = {}
     for _ in range(4):
-        write()
+        write(log)
         states[log.snapshot()] = log.read(np.arange(ROWS))
-        write()
+        write(log)
     with (tmp_path / "rows.undo-4").open("ab") as file:
         file.write(bytes(cut))
     log.drop_before(2)
@@ -48,5 +48,13 @@ def test_a_log_that_ends_within_an_entry_is_read_to_there(seed: int, cut: int, t
     for number in (4, 3, 2):
         other.open(number)
         np.testing.assert_array_equal(other.read(np.arange(ROWS)), states[number])
+        # what is written after a snapshot was restored can be undone too
+        write(other)
+        assert other.snapshot() == number + 1
+        after = other.read(np.arange(ROWS))
+        write(other)
+        for snapshot, state in ((number + 1, after), (number, states[number])):
+            other.roll_back(snapshot)
+            np.testing.assert_array_equal(other.read(np.arange(ROWS)), state)
     other.remove()
     assert not list(tmp_path.iterdir())

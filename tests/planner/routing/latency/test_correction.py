@@ -99,6 +99,18 @@ def test_unconfirmed_corrections_decay_within_seconds():
     assert max(correction.tail) < 1.3
 
 
+def test_a_shift_decays_unless_three_batches_confirm_it_between_two_ticks():
+    correction = fed(MEDIAN_S * noise(50))
+    correction.tick(0.1, 0.1, 1)
+    fed([10 * MEDIAN_S] * 3, correction)
+    slow = correction.factor
+    correction.tick(0.2, 0.1, 1)
+    assert correction.factor == slow
+    fed([10 * MEDIAN_S] * 2, correction)
+    correction.tick(0.3, 0.1, 1)
+    assert 1 < correction.factor < 0.9 * slow
+
+
 def test_a_tick_ignores_delays_that_do_not_last_from_one_tick_to_the_next():
     correction = fed(MEDIAN_S * noise(50))
     correction.tick(0.1, 0.1, 1)

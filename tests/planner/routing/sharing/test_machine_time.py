@@ -44,8 +44,8 @@ def arrive(model: SharingModel, rows_s: float, budget_s: float = 0.02) -> None:
         observed.tick(begin_s + second)
 
 
-def submit(model: SharingModel, budget_s: float, now_s: float = 0.0) -> Query:
-    query = Query(10, now_s, now_s + budget_s)
+def submit(model: SharingModel, budget_s: float, now_s: float = 0.0, rows: int = 10) -> Query:
+    query = Query(rows, now_s, now_s + budget_s)
     assert model.router.submit(query, now_s) is None
     return query
 
@@ -157,6 +157,28 @@ def test_one_batch_at_a_time_and_the_next_one_is_the_most_urgent():
     assert not calm.may_start(0)
     assert calm.yielded
     assert hurried.may_start(0)
+
+
+def test_a_large_query_is_more_urgent_than_a_small_one_of_the_same_deadline():
+    machine = MachineTime(CORES)
+    small, large = joined(machine), joined(machine)
+    service_s = large.router.state.service_time_s(1000, 0)
+    submit(small, 0.5)
+    submit(large, 0.5 + service_s / 2, rows=1000)
+    assert not small.may_start(0)
+    assert large.may_start(0)
+
+
+def test_a_model_whose_lane_is_dead_is_neither_waited_for_nor_woken():
+    machine = MachineTime(CORES)
+    calm, hurried = joined(machine), joined(machine)
+    submit(calm, 0.5)
+    dispatch = start(calm)
+    submit(calm, 0.5)
+    submit(hurried, 0.05)
+    hurried.router.lane_down(0)
+    assert end(machine, calm, dispatch, 1e-4) == ()
+    assert calm.may_start(0)
 
 
 def test_a_turn_that_the_other_does_not_use_is_not_lost():
