@@ -170,8 +170,9 @@ def read_weights(path: str | Path, format: str) -> CheckpointWeights:
     for other, roots in ROOTS.items():
         if any(_unwrapped(file, state, roots) for state in states):
             raise CheckpointError(f"{line}is for: polyrec import {other}")
-    keys = ", ".join(f"{k!r:.60}" for k in list(loaded)[:5]) or "nothing"
-    raise CheckpointError(f"{line}holds {keys}" + (", ..." if len(loaded) > 5 else ""))
+    names = list(states[-1])  # the inner one, if the file holds more than a state dict
+    keys = ", ".join(f"{k!r:.60}" for k in names[:5]) + (", ..." if len(names) > 5 else "") or "nothing"
+    raise CheckpointError(f"{line}holds {keys}; rename the weights of a model of your own: docs/import.md")
 
 
 def _unwrapped(file: Path, state: Mapping[Any, object], roots: Collection[str]) -> dict[str, object]:

@@ -252,7 +252,10 @@ def _ids_of_names(
     unknown = np.flatnonzero(ids < 0).tolist()
     if adding is None:
         if unknown:
-            raise UpdateError(f"update: table '{vocabulary.table}' has no value {given[unknown[0]]!r}")
+            raise UpdateError(
+                f"update: table '{vocabulary.table}' has no value {given[unknown[0]]!r}; "
+                '"add": true gives new values a reserved row'
+            )
         return ids, []
     new: dict[Value, int] = {}
     try:

@@ -76,6 +76,7 @@ def solve_fleet(problem: FleetProblem) -> SolvedFleet:
         pairs = zip(configurations, used, strict=True)
         chosen = [one for one, in_use in pairs if in_use or not _has_used(configurations, used, one)]
     solved = _whole_nodes(problem, chosen)
+    solved = replace(solved, nodes=_with_idle(problem, chosen, solved.nodes))
     return SolvedFleet(tuple(chosen), solved, worth, relaxed.dollars, proven)
 
 
@@ -127,6 +128,22 @@ def _solve_or_round(problem: FleetProblem, configurations: Sequence[Configuratio
         cost = node_dollars(problem, configurations, up)
         solved = replace(solved, dollars=solved.dollars + cost, bound=relaxed.dollars)
     return solved
+
+
+def _with_idle(problem: FleetProblem, configurations: Sequence[Configuration], nodes: F64) -> F64:
+    """Returns nodes [configurations, hours] with those that are rented daily and not needed at an hour.
+
+    They get the most numerous configuration of the hour, else of the day.
+    """
+    all_nodes = nodes.copy()
+    for t, offer in enumerate(problem.offers):
+        of_offer = [k for k, one in enumerate(configurations) if one.offer == t]
+        if offer.daily and of_offer:
+            own = nodes[of_offer]
+            idle = own.sum(axis=0).max() - own.sum(axis=0)
+            most = np.where(own.any(axis=0), own.argmax(axis=0), own.sum(axis=1).argmax())
+            all_nodes[np.array(of_offer)[most], np.arange(problem.hours)] += idle
+    return all_nodes
 
 
 def _limit_to(up: F64, own: Sequence[int], most: int | None) -> None:

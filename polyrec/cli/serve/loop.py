@@ -123,8 +123,7 @@ def _add_canary(run: argparse.ArgumentParser) -> None:
         metavar="TIME",
         help="roll back if not promoted within this time (default 24h)",
     )
-    add_start_options(canary)
-    canary.set_defaults(promote_after=600.0)
+    add_start_options(canary, promote_after="10m")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -7,8 +7,11 @@ import argparse
 from polyrec.loadtest.arguments import duration, positive_float, positive_int
 
 
-def add_start_options(parser: argparse._ActionsContainer) -> None:
-    """Adds all options of a start except for its plan."""
+def add_start_options(parser: argparse._ActionsContainer, promote_after: str | None = None) -> None:
+    """Adds all options of a start except for its plan.
+
+    promote_after: default of --promote-after, such as '10m' (None: no promotion without a command).
+    """
     parser.add_argument(
         "--share",
         type=share_of,
@@ -37,8 +40,10 @@ def add_start_options(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
         "--promote-after",
         type=duration,
+        default=promote_after,
         metavar="TIME",
-        help="promote once all bounds are shown to hold, not before this time: 1h (default: only by command)",
+        help="promote once all bounds are shown to hold, not before this time: 1h "
+        f"(default{f' {promote_after}' if promote_after else ': only by command'})",
     )
     parser.add_argument(
         "--max-psi", type=positive_float, help="maximum shift of the scores, as PSI (default .1)"

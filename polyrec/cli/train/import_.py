@@ -118,8 +118,9 @@ def run(args: argparse.Namespace) -> int:
         f"{len(schema.dense)} dense features {schema.dense[0].name}..., {interaction} interaction of ", end=""
     )
     print(f"vectors of {bundle.manifest.architecture.width}; each id below its table's rows:")
+    wide = max(8, *map(len, features))
     for feature, of in features.items():
-        print(f"{feature:>8}  {of['from']:30} {of['rows']:>14,} rows")
+        print(f"{feature:>{wide}}  {of['from']:30} {of['rows']:>14,} rows")
     return 0
 
 

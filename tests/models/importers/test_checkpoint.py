@@ -164,6 +164,7 @@ def test_weights_stay_in_the_file_until_they_are_used(file: Path) -> None:
         (torch.ones(2), "holds a Tensor, not a state dict"),
         ({"model": {"over_arch.model.1.bias": 1}}, "in it; it is for: polyrec import torchrec"),
         ({"state_dict": [1]}, "no emb_l or bot_l or top_l in it"),
+        ({"model": {"mlp.weight": 1}}, "it holds 'mlp.weight'; rename the weights of a model of your own"),
         ({"a\x1b[2J\n": 1}, r"the key 'a\x1b[2J\n', which is no name"),
     ],
 )

@@ -145,7 +145,7 @@ def test_served_values_are_those_of_a_dictionary(
 
 def test_a_new_value_is_refused_unless_it_may_be_added(changes: Changes, tmp_path: Path) -> None:
     stack = world(ENCODER, tmp_path, changes=changes)
-    with pytest.raises(UpdateError, match="has no value 'n0'"):
+    with pytest.raises(UpdateError, match="has no value 'n0'; \"add\": true gives"):
         apply_update(stack, named(["v1", "n0"], 1))
     assert versions(stack, ["v1", "n0"]) == [0.0, -1.0]
     stack.close()

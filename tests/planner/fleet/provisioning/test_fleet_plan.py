@@ -72,6 +72,11 @@ def test_nodes_rented_by_the_day_are_those_of_the_peak() -> None:
     daily = plan_fleet(fleet(profiles(), nodes), profiles())
     assert daily.cost > hourly.cost
     assert len(set(daily.cost_by_hour)) == 1
+    for by_hour in daily.nodes_by_type.values():
+        assert len(set(by_hour)) == 1
+    # twice the load of every hour but the peak is less than the peak's, which these nodes serve
+    (doubled,) = [w for w in daily.what_if if w.what == "2 times the rate"]
+    assert doubled.served["ads"] >= (2 * (sum(DAY) - max(DAY)) + max(DAY)) / (2 * sum(DAY)) - 0.01
 
 
 def test_quality_asked_over_the_day_is_bought_where_it_is_cheapest() -> None:

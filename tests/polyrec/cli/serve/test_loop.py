@@ -40,6 +40,16 @@ def status(state: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     return found
 
 
+def test_the_help_tells_when_a_canary_is_promoted(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["loop", "run", "--help"])
+    loop = " ".join(capsys.readouterr().out.split())
+    assert "not before this time: 1h (default 10m)" in loop
+    with pytest.raises(SystemExit):
+        main(["rollout", "start", "--help"])
+    assert "not before this time: 1h (default: only by command)" in " ".join(capsys.readouterr().out.split())
+
+
 def test_one_iteration_is_held_by_a_person_released_and_shown(
     run: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -175,6 +175,23 @@ def test_the_table_of_each_feature_is_printed(
     assert [f.pooling for f in schema.categorical] == ["mean"] * 3
 
 
+def test_long_names_keep_the_columns_straight(
+    dlrm: State, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    schema = tmp_path / "schema.yaml"
+    names = ("a", "preferred_category", "b")
+    lines = [
+        f"  - {{name: {name}, type: integer, cardinality: {rows}, oov: refuse}}"
+        for name, rows in zip(names, SHAPE.rows, strict=True)
+    ]
+    dense = "dense: [{name: x}, {name: y}, {name: z}]"
+    end = ["label: {column: label}", "split: {rule: column, columns: [split]}"]
+    schema.write_text("\n".join(["name: ads", dense, "categorical:", *lines, *end]))
+    run("dlrm", folder / "dlrm.pt", "--schema", schema, "--out", tmp_path / "b")
+    features = capsys.readouterr().out.splitlines()[2:]
+    assert len({line.index("emb_l.") for line in features}) == 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
