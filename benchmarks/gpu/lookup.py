@@ -243,8 +243,10 @@ def table(report: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def measure(device: torch.device, size: Size) -> dict[str, Any]:
-    """Measures everything. Raises SystemExit if two implementations disagree."""
+def measure(device: torch.device, size: Size, out: Path | None = None) -> dict[str, Any]:
+    """Measures everything; writes the figures after each precision.
+
+    Raises SystemExit if two implementations disagree."""
     report: dict[str, Any] = {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
         "torch": torch.__version__,
@@ -264,6 +266,7 @@ def measure(device: torch.device, size: Size) -> dict[str, Any]:
             report["lookups"] += list(timed(world, looking, size, size.kernel_batches))
             if predicting:
                 report["predictions"] += list(timed(world, predicting, size, size.batches))
+        save(out, report)
         world.close()
         print(f"{precision} done", flush=True)
     return report
@@ -279,9 +282,7 @@ def main() -> None:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise SystemExit("there is no CUDA device here: --device cpu --small tries the steps without one")
     torch.set_num_threads(1)
-    report = measure(device, SMALL if args.small else FULL)
-    print(table(report))
-    save(args.json, report)
+    print(table(measure(device, SMALL if args.small else FULL, args.json)))
 
 
 if __name__ == "__main__":

@@ -1,17 +1,19 @@
 """Writes docs/results/gpu.md from figures measured on a GPU.
 
-    python -m benchmarks.gpu.page docs/results     # reads gpu-{lookup,serving,profile,simulated}.json there
+    python -m benchmarks.gpu.page docs/results
 
-benchmarks/gpu.sh writes the first two, and gpu-bench.json, which has a section if it is there.
-gpu-profile.json has the latencies of its `polyrec profile`, and gpu-simulated.json the output of
-`polyrec simulate --policy all --bound --json` for a plan made from them.
+Reads gpu-{lookup,serving,profile,simulated}.json there, and gpu-{paths,bench,tiers,training}.json, which may
+be missing: their sections then say that nothing was measured. benchmarks/gpu.sh writes all but two of them.
+gpu-profile.json has the latencies of an earlier `polyrec profile` (gpu-paths.json, a whole profile, replaces
+it), and gpu-simulated.json the output of `polyrec simulate --policy all --bound --json` for a plan made from
+them.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -24,6 +26,10 @@ TEXT = Path(__file__).with_name("page.md")
 KERNEL_HITS = (1.0, 0.95, 0.8)
 BATCHES = (1, 64, 1024, 4096)
 PROFILED = (1, 32, 128, 256, 1024)
+KNEES = (
+    "Knee: the highest Poisson rate at which 99% of the requests are answered within 10 ms (23 rows), 25 ms "
+    "(270) or 80 ms (2,048)."
+)
 
 
 def kernel(look: Mapping[str, Any]) -> list[str]:
@@ -83,24 +89,49 @@ def serving(served: Mapping[str, Any]) -> list[str]:
     ]
     for size, found in served["sizes"].items():
         lines += ["", *closed_table(int(size), found)]
+    found = served["sizes"].values()
+    knees = any("knee_requests_per_s" in one for servers in found for one in servers.values())
+    lines += ["", KNEES if knees else "Knees were not measured."]
+    if "2048" not in served["sizes"]:
+        lines[-1] += " Requests of 2,048 rows were not measured."
     return lines
 
 
 def closed_table(rows: int, found: Mapping[str, Mapping[str, float]]) -> list[str]:
-    """The closed loops of servers with requests of `rows` rows, as a table."""
-    plain = next(f for name, f in found.items() if name.startswith("plain"))["closed_requests_per_s"]
+    """The closed loops and knees of servers with requests of `rows` rows, as a table."""
+    plain = next((f["closed_requests_per_s"] for name, f in found.items() if name.startswith("plain")), None)
     cells = []
     for name, one in found.items():
-        rate = one["closed_requests_per_s"]
-        cells.append([name, f"{rate:,.0f}", f"{rate / plain:.2f}", f"{one['alone_ms']:.2f}"])
-    return markdown_table([f"{rows} rows", "requests/s", "of plain FastAPI", "alone, ms"], cells)
+        rate, knee = one["closed_requests_per_s"], one.get("knee_requests_per_s")
+        relative = "" if plain is None else f"{rate / plain:.2f}"
+        held = "" if knee is None else f"{knee:,.0f}"
+        cells.append([name, f"{rate:,.0f}", relative, f"{one['alone_ms']:.2f}", held])
+    head = [f"{rows:,} rows", "requests/s", "of plain FastAPI", "alone, ms", "knee, requests/s"]
+    if not any("knee_requests_per_s" in one for one in found.values()):
+        head, cells = head[:-1], [row[:-1] for row in cells]
+    return markdown_table(head, cells)
 
 
 def profile(found: Mapping[str, Any]) -> list[str]:
-    """Latency of representations on both devices."""
+    """Latency of representations on both devices. found: as in gpu-profile.json."""
     named = dict(found["paths"]) | {f"{name}, before": one for name, one in found["before"].items()}
+    return [
+        *representations(named),
+        "",
+        "CPU paths and `before` are from the second run, on a slower machine (table on the GPU took twice "
+        "the time) and without the change below. `dhe@cuda:0` was not measured after it.",
+    ]
+
+
+def paths(found: Mapping[str, Any]) -> list[str]:
+    """Latency of representations on both devices. found: a profile."""
+    return representations({one["path"]["name"]: one["latency"] for one in found["paths"]})
+
+
+def representations(latencies: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Latencies of paths. latencies: rows, median_s and tail_s, by name."""
     rows = []
-    for name, one in named.items():
+    for name, one in latencies.items():
         latency = LatencyModel(rows=one["rows"], median_s=one["median_s"], tail_s=one["tail_s"])
         rows.append([name, *(f"{1e3 * latency.median(batch):.2f}" for batch in PROFILED)])
     return [
@@ -108,8 +139,7 @@ def profile(found: Mapping[str, Any]) -> list[str]:
         "",
         "`polyrec profile` of the Kaggle shape (`benchmarks.gpu.representations`; DHE with 1,024 hashes, "
         "512-256), fp32, median milliseconds of a batch, encoding included: one lane on one core, or the "
-        "GPU. CPU paths and `before` are from the second run, on a slower machine (table on the GPU "
-        "took twice the time) and without the change below.",
+        "GPU.",
         "",
         *markdown_table(["path", *(f"{rows:,} rows" for rows in PROFILED)], rows),
     ]
@@ -155,13 +185,86 @@ def benched(found: Mapping[str, Any]) -> list[str]:
             cells.append(f"{median(in_time):.1%} / {median(correct):,.0f}" if known else "")
         rows.append([f"{float(rate):,.0f}", *cells])
     return [
-        "## Routing over both devices, live",
-        "",
         f"`polyrec bench` of a plan within {1e3 * found['conditions']['slo_s']:g} ms: share in time / rows "
         "per second in time, weighted by accuracy.",
         "",
         *markdown_table(["queries/s", *trials], rows),
     ]
+
+
+def tiers(found: Mapping[str, Any]) -> list[str]:
+    """Servers with rows in tiers, by benchmarks.gpu.tiers."""
+    return [
+        f"{found['rows'] / 1e6:.1f} M rows x 64 (`benchmarks.gpu.tiers`), a quarter of the bytes on the "
+        "device, and an eighth in host memory where the rest is on disk. Requests of 128 rows; *hot* is "
+        "every second one, with all rows on the device. Closed loop of 16 connections, then "
+        f"{found.get('rate', 0):,.0f} Poisson requests/s with a budget of 50 ms.",
+        "",
+        *tiers_table(found),
+    ]
+
+
+def tiers_table(found: Mapping[str, Any]) -> list[str]:
+    """The cases of benchmarks.gpu.tiers, as a table."""
+    kinds = ("hot_p50", "hot_p99", "other_p50", "other_p99")
+    cells = []
+    for name, one in found["cases"].items():
+        looked_up = "/".join(f"{one[tier]:.0%}" for tier in ("device", "host", "cache", "disk"))
+        in_time = f"{one['in_time']:.1%}" if "in_time" in one else ""
+        quantiles = [one.get(f"{kind}_ms") for kind in kinds]
+        shown = ["" if ms is None else f"{ms:.1f}" for ms in quantiles]
+        cells.append([name, f"{one['rows_per_s']:,.0f}", looked_up, in_time, *shown])
+    head = [
+        "rows",
+        "rows/s",
+        "lookups: device/host/cache/disk",
+        "in time",
+        "hot p50, ms",
+        "p99",
+        "other p50",
+        "p99",
+    ]
+    return markdown_table(head, cells)
+
+
+def training(found: Mapping[str, Any]) -> list[str]:
+    """Steps of a training on both devices, by benchmarks.gpu.training."""
+    return [
+        "Steps of `polyrec train` on generated clicks in trivago's shape, drawing and encoding on the host "
+        "included; one core, or the GPU and one core.",
+        "",
+        *training_table(found),
+    ]
+
+
+def training_table(found: Mapping[str, Any]) -> list[str]:
+    """The cases of benchmarks.gpu.training, as a table."""
+    cells = []
+    for one in found["cases"]:
+        cpu, device = one["rows_per_s"]["cpu"], one["rows_per_s"]["device"]
+        what = [one["kind"], one["net"], one["precision"], f"{one['batch_rows']:,}"]
+        cells.append([*what, f"{cpu:,.0f}", f"{device:,.0f}", f"{device / cpu:.2f}"])
+    head = ["representation", "net", "precision", "rows a step", "CPU, rows/s", "device, rows/s", "times"]
+    return markdown_table(head, cells)
+
+
+OPTIONAL = {
+    "bench": ("Routing over both devices, live", benched),
+    "tiers": ("Served from tiers", tiers),
+    "training": ("Training", training),
+}
+"""Heading and text of the sections whose figures may be missing, by the name of their file."""
+
+
+def optional(folder: Path) -> Iterator[list[str]]:
+    """Returns the sections whose figures may be missing."""
+    for name, (heading, section) in OPTIONAL.items():
+        file = folder / f"gpu-{name}.json"
+        yield [
+            f"## {heading}",
+            "",
+            *(section(json.loads(file.read_text())) if file.exists() else ["Not measured."]),
+        ]
 
 
 def page(folder: Path) -> str:
@@ -170,9 +273,9 @@ def page(folder: Path) -> str:
         json.loads((folder / f"gpu-{name}.json").read_text())
         for name in ("lookup", "serving", "profile", "simulated")
     )
-    parts = [kernel(look), predictions(look), serving(served), profile(profiled), simulated(ran)]
-    if (live := folder / "gpu-bench.json").exists():
-        parts.append(benched(json.loads(live.read_text())))
+    again = folder / "gpu-paths.json"
+    shown = paths(json.loads(again.read_text())) if again.exists() else profile(profiled)
+    parts = [kernel(look), predictions(look), serving(served), shown, simulated(ran), *optional(folder)]
     return TEXT.read_text().replace("{tables}", "\n\n".join("\n".join(part) for part in parts))
 
 

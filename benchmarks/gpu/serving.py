@@ -4,8 +4,11 @@
     python -m benchmarks.gpu.serving --folder /tmp/peers --device cpu --seconds 0.5      # to try the steps
 
 Uses the Kaggle-size model of benchmarks/peers, or --model large, and requests of independent rows as JSON.
-The servers take turns with closed loops of 16 connections and of one. Every answer is compared with a float64
-reference. Servers may use all cores except the driver's; `binary` sends tensors instead of JSON.
+The servers take turns with closed loops of 16 connections and of one; then the knees of three are searched,
+the highest Poisson rate with 99% of the requests answered within a limit, as in benchmarks/peers. Every
+answer is compared with a float64 reference. Servers may use all cores except the driver's; `binary` sends
+tensors instead of JSON. A server that fails is left out, and figures are written as soon as they are
+measured.
 """
 
 from __future__ import annotations
@@ -13,7 +16,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +29,8 @@ import torch
 
 from benchmarks.command import ROOT, command_parser, free_port, save
 from benchmarks.gpu.page import closed_table
-from benchmarks.peers.__main__ import PeerCase, PeerTally, case_of, closed_loops
+from benchmarks.peers.__main__ import PeerCase, PeerTally, case_of, closed_loops, knees
+from benchmarks.peers.load import PATIENT
 from benchmarks.peers.models import MODELS, open_model
 from benchmarks.peers.queries import json_body
 from benchmarks.peers.servers.starting import (
@@ -34,8 +40,11 @@ from benchmarks.peers.servers.starting import (
     ServerName,
     wait_until_it_answers,
 )
+from polyrec.loadtest.drivers.connection import LoadError
+from polyrec.loadtest.drivers.load import BUDGET
 from polyrec.loadtest.machine import processor
 from polyrec.models.bundle.bundle import Bundle
+from polyrec.models.errors import PolyrecError
 from polyrec.server.child import start
 
 ROWS = (23, 270, 2048)
@@ -43,7 +52,7 @@ ROWS = (23, 270, 2048)
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A server to compare. kind: polyrec or plain. device: the device of its lane."""
+    """A server to compare. kind: polyrec or plain. device: of its lane. knee: whether to search its knee."""
 
     label: str
     kind: str
@@ -52,6 +61,7 @@ class Served:
     precision: str = "fp32"
     binary: bool = False
     lane: str = "auto"
+    knee: bool = False
 
     @property
     def name(self) -> ServerName:
@@ -61,30 +71,34 @@ class Served:
 def servers_on(device: str) -> tuple[Served, ...]:
     """Returns the servers to compare on a device."""
     return (
-        Served(f"polyrec, {device}", "polyrec", device),
+        Served(f"polyrec, {device}", "polyrec", device, knee=True),
         Served(f"polyrec, {device}, bf16", "polyrec", device, precision="bf16"),
         Served(f"polyrec, {device}, binary", "polyrec", device, binary=True),
-        Served(f"polyrec, {device}, process lane", "polyrec", device, lane="process"),
-        Served(f"plain FastAPI, {device}", "plain", device),
+        Served(f"polyrec, {device}, process lane", "polyrec", device, lane="process", knee=True),
+        Served(f"plain FastAPI, {device}", "plain", device, knee=True),
         Served("polyrec, one CPU lane", "polyrec", "cpu", "auto"),
     )
 
 
 @contextmanager
-def running(served: Served, bundle: Bundle, folder: Path, probe: bytes) -> Iterator[RunningServer]:
+def running(served: Served, bundle: Bundle, probe: bytes) -> Iterator[RunningServer]:
     """Runs a server within the context. Raises StartFailed or PeerFailed."""
     if served.kind == "polyrec":
         settings: dict[str, object] = {"bundle": bundle.path, "precision": served.precision}
         settings |= {"device": served.device, "runtime": served.runtime, "lane": served.lane}
-        settings |= {"drain_grace_s": 0, **LARGE_REQUESTS}
+        settings |= {
+            "drain_grace_s": 0,
+            "log_level": "error",
+            "max_budget_ms": PATIENT[BUDGET],
+            **LARGE_REQUESTS,
+        }
         with start(settings) as own:
             yield RunningServer(served.name, own.url + INFER, own.process)
         return
     port = free_port()
     command = [sys.executable, "-m", "benchmarks.gpu.plain_server"]
     command += [str(bundle.path), served.device, str(port)]
-    with (folder / "plain.log").open("wb") as log:
-        process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
+    process = subprocess.Popen(command, cwd=ROOT)
     server = RunningServer(served.name, f"http://127.0.0.1:{port}{INFER}", process)
     try:
         wait_until_it_answers(server, probe)
@@ -94,18 +108,60 @@ def running(served: Served, bundle: Bundle, folder: Path, probe: bytes) -> Itera
         process.wait()
 
 
-def compare(
-    up: Sequence[RunningServer], case: PeerCase, turns: int, seconds: float
-) -> dict[str, dict[str, float]]:
-    """Measures all servers in turns with requests of one size; returns medians by server."""
-    tallies = {server.name.name: PeerTally() for server in up}
-    known = {server.name.name: case.known(server) for server in up}
-    for _ in range(turns):
-        closed_loops(known, tallies, seconds)
+def start_all(
+    servers: Sequence[Served], bundle: Bundle, probe: bytes, opened: ExitStack
+) -> dict[str, RunningServer]:
+    """Starts the servers at the same time; returns those that answer, by label."""
+
+    def started(served: Served) -> RunningServer | None:
+        try:
+            return opened.enter_context(running(served, bundle, probe))
+        except PolyrecError as e:
+            print(f"{served.label} is left out: {e}", flush=True)
+            return None
+
+    with ThreadPoolExecutor() as pool:
+        found = zip(servers, pool.map(started, servers), strict=True)
+        return {served.label: server for served, server in found if server is not None}
+
+
+def figures(tallies: dict[str, PeerTally]) -> dict[str, dict[str, float]]:
+    """Returns medians by server, of what has been measured."""
     return {
         name: {"closed_requests_per_s": median(tally.closed), "alone_ms": 1e3 * median(tally.alone_s)}
+        | ({"knee_requests_per_s": median(tally.knee)} if tally.knee else {})
         for name, tally in tallies.items()
+        if tally.alone_s
     }
+
+
+def compare(
+    up: dict[str, RunningServer],
+    case: PeerCase,
+    searched: Sequence[str],
+    args: Namespace,
+    measured: Callable[[dict[str, dict[str, float]]], object],
+) -> None:
+    """Measures servers in turns with requests of one size; calls `measured` with the figures so far.
+
+    up: by label; servers that give a wrong answer, or none, are left out. searched: those with a knee.
+    """
+    tallies = {name: PeerTally() for name in up}
+    known = {name: case.known(server) for name, server in up.items()}
+    for turn in range(args.turns):
+        for name in list(known):
+            try:
+                closed_loops({name: known[name]}, tallies, args.seconds)
+            except LoadError as e:
+                print(f"{name} is left out with {case.rows} rows: {e}", flush=True)
+                del known[name], tallies[name]
+            measured(figures(tallies))
+        of_knees = {name: known[name] for name in searched if name in known}
+        try:
+            knees(of_knees, case, tallies, args.seconds, 100 * turn, args.trials)
+        except LoadError as e:
+            print(f"no knees with {case.rows} rows: {e}", flush=True)
+        measured(figures(tallies))
 
 
 def main() -> None:
@@ -115,7 +171,8 @@ def main() -> None:
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--rows", type=int, nargs="+", default=list(ROWS))
     parser.add_argument("--turns", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=1.0, help="of a closed loop")
+    parser.add_argument("--seconds", type=float, default=0.7, help="of a closed loop; of a trial, at least")
+    parser.add_argument("--trials", type=int, default=8, help="of a knee's search in a turn; 0: no knees")
     parser.add_argument("--out", type=Path, help="where the figures go, as JSON")
     args = parser.parse_args()
     cores = sorted(os.sched_getaffinity(0))
@@ -126,17 +183,22 @@ def main() -> None:
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     report: dict[str, Any] = {"device": name, "processor": processor(), "cores": len(cores)}
     report |= {"torch": torch.__version__, "model": args.model, "turns": args.turns, "sizes": {}}
-    cases = [case_of(bundle, rows, "rows") for rows in args.rows]
-    with ExitStack() as stack:
-        probe = json_body(cases[0].drawn, 0)
+    servers = servers_on(args.device)
+    searched = [served.label for served in servers if served.knee]
+    with ExitStack() as opened:
+        cases = [case_of(bundle, rows, "rows") for rows in args.rows]
         # servers inherit all cores but the driver's
         os.sched_setaffinity(0, cores[:-1] or cores)
-        up = [stack.enter_context(running(s, bundle, folder, probe)) for s in servers_on(args.device)]
+        up = start_all(servers, bundle, json_body(cases[0].drawn, 0), opened)
         os.sched_setaffinity(0, cores[-1:])
         for case in cases:
-            report["sizes"][str(case.rows)] = compare(up, case, args.turns, args.seconds)
+
+            def measured(found: dict[str, dict[str, float]], rows: int = case.rows) -> None:
+                report["sizes"][str(rows)] = found
+                save(args.out, report)
+
+            compare(up, case, searched, args, measured)
             print("\n".join(closed_table(case.rows, report["sizes"][str(case.rows)])), flush=True)
-            save(args.out, report)
 
 
 if __name__ == "__main__":

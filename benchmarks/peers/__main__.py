@@ -169,15 +169,35 @@ def turn(
     """Measures all running servers once."""
     known = {server.name.name: case.known(server) for server in servers}
     closed_loops(known, tallies, args.seconds)
+    knees(known, case, tallies, args.seconds, seed, verbose=args.verbose)
+
+
+def knees(
+    known: Mapping[str, Known],
+    case: PeerCase,
+    tallies: Mapping[str, PeerTally],
+    seconds: float,
+    seed: int,
+    max_trials: int = MAX_TRIALS,
+    verbose: bool = False,
+) -> None:
+    """Searches the knee of each server, from the rate of its last closed loop; trials take turns.
+
+    seconds: of a trial, at least. seed: of the first trial.
+    """
+
+    def held(name: str, rate: float) -> bool:
+        return _held(known[name], rate, case, tallies[name], seconds, seed, verbose)
+
     searches = {}
     for name in known:
         rate = FIRST * tallies[name].closed[-1]
-        searches[name] = CapacitySearch(rate, PRECISION, GROWTH, max_verdicts=MAX_TRIALS)
+        searches[name] = CapacitySearch(rate, PRECISION, GROWTH, max_verdicts=max_trials)
     while any(search.rate is not None for search in searches.values()):
         for name, search in searches.items():
             if search.rate is not None:
                 seed += 1
-                search.record(search.rate, _held(known[name], search.rate, case, tallies[name], args, seed))
+                search.record(search.rate, held(name, search.rate))
     for name, search in searches.items():
         tallies[name].knee.append(search.met or 0.0)
 
@@ -192,17 +212,17 @@ def closed_loops(known: Mapping[str, Known], tallies: Mapping[str, PeerTally], s
 
 
 def _held(
-    known: Known, rate: float, case: PeerCase, tally: PeerTally, args: argparse.Namespace, seed: int
+    known: Known, rate: float, case: PeerCase, tally: PeerTally, least_s: float, seed: int, verbose: bool
 ) -> bool:
     """Returns whether a rate is held; repeats trials that failed while the sender itself was late."""
-    seconds = min(MAX_TRIAL_S, max(args.seconds, TRIAL_REQUESTS / rate))
+    seconds = min(MAX_TRIAL_S, max(least_s, TRIAL_REQUESTS / rate))
     for attempt in range(LATE_TRIALS):
         tried = trial(known, rate, seconds, case.limit_s, 1000 * seed + attempt)
         held = tried.held(case.limit_s)
         if held or tried.counts:
             break
     tally.trials.append(tried)
-    if args.verbose:
+    if verbose:
         tqdm.write(
             f"{known.url} {rate:8.1f}/s p99 {1e3 * tried.p99_s:7.2f} ms, right in time "
             f"{tried.right_in_time:.4f}, refused {tried.refused:.4f}, lag {1e3 * tried.lag_s:.2f} ms: "

@@ -140,6 +140,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     for rows in args.rows:
         drawn = draw(schema, ids, DIFFERENT_REQUESTS.get(rows, 64), rows)
         bodies |= {f"{rows} {form}": bodies_of(drawn, schema, form) for form in args.form}
+    cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {SERVER_CORE})
     retain_freed_memory()
     timer = PhaseTimer(bundle, open_runtime(runtime, bundle, device, args.precision))
@@ -164,6 +165,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
                     for connections in args.connections:
                         turn = server_turn_s(server, requests[case], connections, args.seconds)
                         served[case][connections].append(turn)
+    os.sched_setaffinity(0, cores)
     return {
         "model": args.model,
         "runtime": runtime,

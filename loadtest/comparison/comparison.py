@@ -173,8 +173,15 @@ class PolicyComparison:
         mean = round(float(rows.mean()))
         self.costs = calibrate(plan, self.server, self._source, mean, self._progress)
 
-    def run_ladder(self, rates: Sequence[float] | Mapping[str, Sequence[float]]) -> None:
-        """Runs every policy at every rate (or at its own rates), as often as the conditions specify."""
+    def run_ladder(
+        self,
+        rates: Sequence[float] | Mapping[str, Sequence[float]],
+        measured: Callable[[], object] = lambda: None,
+    ) -> None:
+        """Runs every policy at every rate (or at its own rates), as often as the conditions specify.
+
+        measured: called whenever all policies have run at a rate.
+        """
         by_policy = rates if isinstance(rates, Mapping) else dict.fromkeys(self.trials, rates)
         for repeat in range(self.conditions.repeats):
             if repeat:
@@ -183,6 +190,7 @@ class PolicyComparison:
                 for policy, trial in self.trials.items():
                     if i < len(by_policy[policy]):
                         self._run_rung(policy, trial, by_policy[policy][i], repeat)
+                measured()
 
     def _run_rung(self, policy: str, trial: Trial, rate: float, repeat: int) -> None:
         before = request_buckets(self.server.url)

@@ -227,11 +227,13 @@ def _compare(
     write: Callable[[], object],
 ) -> None:
     """Runs all parts of the comparison. write: writes the figures so far, in case of an interrupt."""
-    capacity = None if args.no_search else comparison.find_capacities(args.first_rate)
-    write()
+    capacity = None
+    if not args.no_search:
+        capacity = comparison.find_capacities(args.first_rate)
+        write()
     if args.simulate:
         comparison.calibrate(plan)
-    comparison.run_ladder(rates or tuple(round((capacity or 0.0) * share, 1) for share in LADDER))
+    comparison.run_ladder(rates or tuple(round((capacity or 0.0) * share, 1) for share in LADDER), write)
     if args.simulate:
         comparison.simulate(plan)
     base = args.step_base or (capacity and capacity * STEP_TO / 5)

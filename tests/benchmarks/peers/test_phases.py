@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +25,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.mark.long
 def test_every_phase_is_measured_alone_and_in_the_server(folder: Path) -> None:
+    cores = os.sched_getaffinity(0)
     result = measure(
         Namespace(
             model="kaggle",
@@ -38,6 +40,7 @@ def test_every_phase_is_measured_alone_and_in_the_server(folder: Path) -> None:
             seconds=0.1,
         )
     )
+    assert os.sched_getaffinity(0) == cores  # later tests use all of them
     assert set(result["cases"]) == {f"9 {form}" for form in FORMS}
     for found in result["cases"].values():
         assert set(found["phases_ms"]) == set(PHASES)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +9,11 @@ from pathlib import Path
 import pytest
 
 from polyrec.cli.main import main
-from polyrec.planner.plan import Plan, save_plan
+from polyrec.loadtest.comparison.comparison import Conditions, PolicyComparison
+from polyrec.loadtest.comparison.policy_server import PolicyServer
+from polyrec.loadtest.traffic.source import open_source
+from polyrec.models.bundle.bundle import load_bundle
+from polyrec.planner.plan import Plan, load_plan, save_plan
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +60,21 @@ def test_policies_take_turns_on_a_live_server_and_a_report_is_written(
     assert list(made["trials"]["static:a@cpu"]["ladder"]["40"][0]["mix"]) == ["a@cpu"]
     assert {p.name for p in tmp_path.iterdir()} == {"bench.html", "bench.png", "bench.json"}
     assert "most information within 60000 ms" in (tmp_path / "bench.html").read_text()
+
+
+@pytest.mark.long
+def test_a_ladder_tells_when_all_policies_have_run_at_a_rate(plan: Path, clicks: Path) -> None:
+    opened = load_plan(plan)
+    policies = ("static:a@cpu", "priced")
+    conditions = Conditions(slo_s=60.0, seconds=0.2, warmup_s=0.1, max_lag_s=60.0)
+    source = open_source(clicks, load_bundle(opened.paths[0].bundle), 0)
+    seen: list[list[list[float]]] = []
+    with PolicyServer(opened, policies, os.sched_getaffinity(0), {}) as server:
+        comparison = PolicyComparison(server, source, conditions, str)
+        comparison.run_ladder(
+            (40.0, 80.0), lambda: seen.append([list(trial.ladder) for trial in comparison.trials.values()])
+        )
+    assert seen == [[[40.0], [40.0]], [[40.0, 80.0], [40.0, 80.0]]]
 
 
 @pytest.mark.parametrize(
