@@ -295,7 +295,7 @@ def stability_index(reference: FeatureBins, counts: FeatureCounts, feature: int)
     smoothed = counts.counts[feature, :used] + SMOOTHING
     p = smoothed / smoothed.sum()
     q = np.array(reference.shares)
-    # an unknown certainty is taken as that of the counts: as that of one row, it would be an index of 2 without drift
+    # 0 is unknown and taken as that of the counts; as that of one row, the index would be 2 without drift
     independent = max(reference.independent or counts.requests, 1.0)
     q = np.maximum(q, SMOOTHING / independent) / np.maximum(q, SMOOTHING / independent).sum()
     psi = float(((p - q) * np.log(p / q)).sum())
