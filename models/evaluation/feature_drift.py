@@ -49,7 +49,8 @@ class FeatureBins(Strict):
     edges: ascending; a number or rank x is in bin i if edges[i - 1] <= x < edges[i].
     shares: share of each bin; ids have one more bin, for missing values.
     unknown: share of lookups of values that the vocabulary lacks, which no bin counts.
-    independent: number of independent rows whose shares would be equally certain.
+    independent: number of independent rows whose shares would be equally certain; 0: unknown, since all
+        lookups were in one bin.
     """
 
     edges: Annotated[tuple[float, ...], Field(max_length=BINS)]
@@ -277,6 +278,9 @@ def _edges(encoder: Encoder, batches: Iterable[Batch]) -> dict[str, list[float]]
             # a value equal to a quantile begins a bin; equal quantiles, as of a hot id, form one edge
             cuts = np.quantile(own, np.arange(1, BINS) / BINS, method="inverted_cdf")
             found[name] = [float(c) for c in np.unique(cuts) if c > own.min()]
+            if not found[name] and own.max() > own.min():
+                # one value is nine tenths of all or more: a bin of it, and one of the others
+                found[name] = [float(own[own > own.min()].min())]
     return found
 
 
@@ -291,10 +295,11 @@ def stability_index(reference: FeatureBins, counts: FeatureCounts, feature: int)
     smoothed = counts.counts[feature, :used] + SMOOTHING
     p = smoothed / smoothed.sum()
     q = np.array(reference.shares)
-    floor = SMOOTHING / max(reference.independent, 1.0)
-    q = np.maximum(q, floor) / np.maximum(q, floor).sum()
+    # 0 is unknown and taken as that of the counts; as that of one row, the index would be 2 without drift
+    independent = max(reference.independent or counts.requests, 1.0)
+    q = np.maximum(q, SMOOTHING / independent) / np.maximum(q, SMOOTHING / independent).sum()
     psi = float(((p - q) * np.log(p / q)).sum())
-    variance = counts.variances(feature)[:used] + q * (1 - q) / max(reference.independent, 1.0)
+    variance = counts.variances(feature)[:used] + q * (1 - q) / independent
     return max(0.0, psi - float((variance / ((p + q) / 2)).sum()))
 
 

@@ -86,7 +86,9 @@ def test_a_days_load_is_routed_among_paths_whose_cold_rows_are_in_redis(
         .replace("--run-time=30m", "--run-time=8s")
         for argument in SERVICES["locust"]["command"]
     ]
-    bundle = SERVICES["locust"]["environment"]["LOADTEST_BUNDLE"].replace("/demo", str(demo))
+    settings = {
+        name: value.replace("/demo", str(demo)) for name, value in SERVICES["locust"]["environment"].items()
+    }
     (scraped,) = yaml.safe_load((ROOT / "deploy" / "prometheus" / "targets.compose.yml").read_text())
     with start({"plan": demo / NAME, "port": 0, "grpc_port": 0}) as server:
         assert server.grpc is not None
@@ -104,7 +106,7 @@ def test_a_days_load_is_routed_among_paths_whose_cold_rows_are_in_redis(
         command = [sys.executable, "-m", "locust", *load, "--slo-share=0"]
         with prometheus([target], every="1s") as watching:
             # how fast this machine is does not matter here
-            with running(command, tmp_path, LOADTEST_BUNDLE=bundle) as users:
+            with running(command, tmp_path, **settings) as users:
                 assert users.wait(120) == 0
             answered = 'sum(polyrec_requests_total{endpoint="rank",outcome=~"ok|late"}) > 50'
             watching.until(answered)

@@ -39,7 +39,7 @@ def test_every_service_has_a_health_check_that_knows_where_it_listens(compose: d
 def test_the_folder_of_disk_tiers_can_be_written_although_the_root_cannot(compose: dict[str, Any]) -> None:
     service = compose["services"]["polyrec"]
     assert service["read_only"]
-    assert any(volume.endswith(f":{DIRECTORY}") for volume in service["volumes"])
+    assert f"tiers:{DIRECTORY}" in service["volumes"]
 
 
 def test_the_ports_of_the_server_are_those_that_the_image_exposes_and_grpc_is_installed(
@@ -51,6 +51,40 @@ def test_the_ports_of_the_server_are_those_that_the_image_exposes_and_grpc_is_in
     assert exposed.split() == published
     assert service["environment"]["POLYREC_GRPC_PORT"] in published
     assert "grpc" in service["build"]["args"]["EXTRAS"].split(",")
+
+
+def test_locust_runs_in_the_image_that_is_built_for_the_server(compose: dict[str, Any]) -> None:
+    server, load = compose["services"]["polyrec"], compose["services"]["locust"]
+    assert "load" in server["build"]["args"]["EXTRAS"].split(",")
+    assert load["image"] == server["image"]
+    # it is in no registry
+    assert load["pull_policy"] == "never"
+    # `docker build -t polyrec .` makes an image without Locust
+    assert server["image"] != "polyrec"
+
+
+def test_compose_needs_no_variable(compose: dict[str, Any]) -> None:
+    """Else `docker compose down` fails in a shell that did not set it."""
+    text = (ROOT / "deploy" / "compose.yaml").read_text()
+    assert [name for name in re.findall(r"\$\{(\w+)(?!\w|:-)", text)] == []
+
+
+def test_a_missing_demo_is_refused_not_created(compose: dict[str, Any]) -> None:
+    for name in ("polyrec", "locust"):
+        (demo,) = (mount for mount in compose["services"][name]["volumes"] if isinstance(mount, dict))
+        assert demo["target"] == "/demo"
+        assert demo["read_only"]
+        assert demo["bind"] == {"create_host_path": False}
+        default = demo["source"].removeprefix("${DEMO:-").removesuffix("}")
+        assert (ROOT / "deploy" / default).resolve() == ROOT / "runs" / "demo"
+
+
+def test_links_in_alerts_lead_to_the_published_ports(compose: dict[str, Any]) -> None:
+    """By default they have the container's name, which only other containers know."""
+    for name in ("prometheus", "alertmanager"):
+        service = compose["services"][name]
+        (port,) = service["ports"]
+        assert f"--web.external-url=http://{port.rpartition(':')[0]}" in service["command"]
 
 
 def test_every_folder_of_the_package_goes_into_the_build() -> None:

@@ -161,6 +161,30 @@ def test_the_index_is_near_0_without_drift_however_alike_a_requests_rows_are(ali
     assert drifted > 0.25
 
 
+def test_a_feature_that_had_one_value_at_training_drifts_only_if_others_come() -> None:
+    alone = FeatureBins(edges=(), shares=(1.0, 0.0), unknown=0.0, independent=0.0)
+    same = drawn(np.array([1.0, 0.0]), requests=200, alike=25, seed=0)
+    assert stability_index(alone, same, 0) == pytest.approx(0.0, abs=0.02)
+    missing = drawn(np.array([0.7, 0.3]), requests=200, alike=25, seed=0)
+    found = stability_index(alone, missing, 0)
+    assert found is not None
+    assert found > 0.25
+
+
+def test_a_value_of_nine_tenths_has_a_bin_apart_from_the_others(bundle: Bundle, rows: EncodedRows) -> None:
+    found = reference_of(bundle.encoder, rows, np.arange(rows.rows))
+    assert found is not None
+    binned = {name: one for name, one in found.features.items() if one.edges}
+    batch = rows.batch(np.arange(rows.rows)).exploded()
+    for role, block in zip(ROLES, (batch.context, batch.candidate), strict=True):
+        layout = bundle.encoder.schema.layout(role)
+        for i, single in enumerate(layout.singles):
+            v = bundle.encoder.vocabulary(single)
+            own = block.ranks[:, i]
+            own = own[(own != v.missing_rank) & (own != v.oov_rank)]
+            assert (single.name in binned) == (np.unique(own).size > 1), single.name
+
+
 def test_a_derived_bundle_keeps_the_reference_and_others_have_none(
     bundle: Bundle, reference: FeatureReference
 ) -> None:
