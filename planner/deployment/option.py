@@ -98,7 +98,8 @@ class Option:
     lookups, cached, near: share of lookups within the cuts, within cuts and cache, and within cuts and
         `tier`.
     cost_s: float64 [classes], device seconds of a query of each class; inf if it cannot meet the SLO.
-    batch_rows: size up to which queries are merged when the lanes are full.
+    batch_rows: size up to which queries are merged when the lanes are full, which takes the least time per
+        row.
     """
 
     path: int
@@ -210,13 +211,18 @@ class Costing:
         return (self.requirements.slo_s - self.front.query_s - self.front.row_s * rows) * self.lanes.share
 
     def _batch(self, timing: Timing) -> int:
-        """Returns the rows of the largest batch that meets the SLO of a mean query, at least 1."""
+        """Returns the rows of the batch with the least time per row that meets the SLO of a mean query.
+
+        At least 1. Like the router, which merges no more queries than pays; the time per row has its minimum
+        at the largest batch or where the latency model bends.
+        """
         window = self.window(float(np.dot([c.rows for c in self.classes], [c.share for c in self.classes])))
         low, high = 1, LARGEST_BATCH
         while low < high:
             middle = (low + high + 1) // 2
             low, high = (middle, high) if timing.tail(middle) <= window else (low, middle - 1)
-        return low
+        sizes = (low, *(rows for rows in timing.latency.rows if rows < low))
+        return min(sizes, key=lambda rows: timing.median(rows) / rows)
 
     def _costs(self, timing: Timing, merged: int) -> tuple[F64, int]:
         """Returns device seconds per query, [classes], and the rows of the largest query within the SLO."""

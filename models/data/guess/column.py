@@ -130,6 +130,20 @@ def _list_hint(column: pa.ChunkedArray) -> str:
     return ""
 
 
+def value_codes(column: pa.ChunkedArray) -> np.ndarray[Any, Any]:
+    """Returns int64 [rows], equal where the values are equal; null is a value."""
+    array = pc.dictionary_encode(column.combine_chunks(), null_encoding="encode")
+    found: np.ndarray[Any, Any] = array.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
+    return found
+
+
+def share_seen_before(column: pa.ChunkedArray, time: pa.ChunkedArray) -> float:
+    """Returns the share of the newest fifth of the rows whose value also occurs in an older row."""
+    by_time = value_codes(column)[pc.sort_indices(time).to_numpy()]
+    older, newest = np.split(by_time, [by_time.size * 4 // 5])
+    return float(np.isin(newest, older).mean())
+
+
 def is_text(type_: pa.DataType) -> bool:
     return bool(pt.is_string(type_) or pt.is_large_string(type_))
 

@@ -22,7 +22,16 @@ import pyarrow.types as pt
 import yaml
 
 from polyrec.models.data.columns import countable, floats
-from polyrec.models.data.guess.column import ID, SPLIT, guess_feature, is_number, is_text, rare
+from polyrec.models.data.guess.column import (
+    ID,
+    SPLIT,
+    guess_feature,
+    is_number,
+    is_text,
+    rare,
+    share_seen_before,
+    value_codes,
+)
 from polyrec.models.data.parquet import open_parquet, parquet_files
 from polyrec.models.data.reader import is_glob
 from polyrec.models.data.remote.path import DataPath, RemotePath, data_path
@@ -47,6 +56,8 @@ SHARED, SHARED_FROM = 0.5, 100
 """Ids share a table if one's values, at least so many, are to this share values of the other."""
 TELLING = 0.95
 """AUC of a column alone from which on it was probably written with the label, or after it."""
+RECURRING = 0.05
+"""An id is a feature only if at least this share of the newest fifth of the rows has a value seen before."""
 FEWEST = 10
 """Positive rows, and negative ones, for each value of a text that is checked for it: fewer tell their own."""
 
@@ -126,6 +137,11 @@ def guess_schema(
             if alone > TELLING:
                 found = None
                 why = f"alone it predicts the label (AUC {alone:.2f}): known only later? If not, add it"
+            elif time is not None and found.keys() <= {"type", "min_count"}:
+                seen = share_seen_before(data[column], data[time])
+                if seen < RECURRING:
+                    found = None
+                    why = f"only {seen:.0%} of the newest rows have a value seen before: not learnable"
         if found is None:
             left_out[column] = why
             continue
@@ -264,21 +280,13 @@ def _group(data: pa.Table, columns: Sequence[str], given: str | None) -> tuple[s
 
 def _runs(column: pa.ChunkedArray) -> int:
     """Returns the number of runs of equal values in neighboring rows."""
-    codes = _codes(column)
-    return 1 + int(np.count_nonzero(np.diff(codes)))
-
-
-def _codes(column: pa.ChunkedArray) -> np.ndarray[Any, Any]:
-    """Returns int64 [rows], equal where the values are equal; null is a value."""
-    array = pc.dictionary_encode(column.combine_chunks(), null_encoding="encode")
-    codes: np.ndarray[Any, Any] = array.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
-    return codes
+    return 1 + int(np.count_nonzero(np.diff(value_codes(column))))
 
 
 def _role(data: pa.Table, column: str, group: str | None) -> tuple[str, str]:
     """Returns the role and the reason; a context feature has one value per request, or a context's name."""
     if group is not None and not pt.is_nested(data[column].type):
-        requests, values = _codes(data[group]), _codes(data[column])
+        requests, values = value_codes(data[group]), value_codes(data[column])
         pairs = np.unique(np.stack((requests, values)), axis=1).shape[1]
         several = np.unique(requests).size
         if pairs <= 1.001 * several:
@@ -286,7 +294,7 @@ def _role(data: pa.Table, column: str, group: str | None) -> tuple[str, str]:
         return "candidate", "differs in a request"
     if group is not None:
         lists = [tuple(v or ()) for v in data[column].to_pylist()]
-        requests = _codes(data[group])
+        requests = value_codes(data[group])
         pairs = len(set(zip(requests.tolist(), lists, strict=True)))
         alike = pairs <= 1.001 * np.unique(requests).size
         return ("context", "the same in a request") if alike else ("candidate", "differs in a request")
@@ -358,7 +366,7 @@ def _auc_alone(column: pa.ChunkedArray, label: pa.ChunkedArray, above: float) ->
     if is_number(column.type):
         values = floats(column)
     elif is_text(column.type) and len(pc.unique(column)) * FEWEST <= min(clicks, known.sum() - clicks):
-        codes = 1 + _codes(column)
+        codes = 1 + value_codes(column)
         values = (np.bincount(codes, positive) / np.maximum(np.bincount(codes), 1))[codes]
     else:
         return 0.5

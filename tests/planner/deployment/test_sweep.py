@@ -4,9 +4,11 @@ from itertools import pairwise
 
 import pytest
 
+from polyrec.planner.deployment.proposal import propose
 from polyrec.planner.deployment.requirements import Requirements
 from polyrec.planner.deployment.sweep import Axis, SweepPoint, lines, parse_sweep, plan_step, steps
 from polyrec.planner.devices import MachineError
+from polyrec.planner.latency_model import LatencyModel
 from polyrec.planner.plan import PlanError
 from tests.planner.planning import machine, path, profile, traffic
 
@@ -82,6 +84,20 @@ def test_more_of_anything_never_gives_less() -> None:
         points, _ = swept(text, "rate=20000")
         information = [p.information_per_s for p in points]
         assert all(a <= b * (1 + 1e-6) for a, b in pairwise(information)), text
+
+
+def test_a_looser_slo_gives_no_less_where_large_batches_are_slower_per_row() -> None:
+    """As where a batch of many rows no longer fits the cache."""
+    seconds = (1e-4, 5e-4, 2e-2)
+    bent = LatencyModel(rows=(1, 256, 4096), median_s=seconds, tail_s=seconds)
+    made = profile(FAST.model_copy(update={"latency": bent}))
+    asked = steps(Requirements(0.01, traffic(100_000)), [parse_sweep("slo=1,2,5,10,50", MADE)])
+    points = [plan_step(made, step, [None]) for step in asked]
+    rows = [p.information_per_s for p in points]
+    assert all(a <= b * (1 + 1e-6) for a, b in pairwise(rows)), rows
+    expected = propose(made, asked[-1].requirements, [None]).plan.expected
+    assert expected is not None
+    assert expected.paths[0].batch_rows == 256
 
 
 def test_an_impossible_combination_is_a_point_with_its_reason() -> None:

@@ -88,6 +88,22 @@ def test_a_number_that_tells_the_label_is_left_out(columns: dict[str, Any], tmp_
     assert "hint" in guess.schema.candidate.names
 
 
+def test_an_id_whose_values_do_not_come_again_is_left_out(columns: dict[str, Any], tmp_path: Path) -> None:
+    random = np.random.default_rng(3)
+    visit = np.arange(ROWS) // 20
+    columns = columns | {"visit_id": 7 * visit, "basket": [f"b{v}" for v in visit]}
+    # the order of the rows does not matter, that of their times does; requests stay in one piece
+    order = (random.permutation(ROWS // PER_REQUEST)[:, None] * PER_REQUEST + np.arange(PER_REQUEST)).ravel()
+    shuffled = pa.table(columns).take(order)
+    pq.write_table(shuffled, tmp_path / "f.parquet")
+    guess = guess_schema(tmp_path / "f.parquet")
+    for column in ("visit_id", "basket"):
+        assert "only 0% of the newest rows" in guess.left_out[column]
+    assert {"user_id", "last_item", "item", "category_id"} <= {f.name for f in guess.schema.categorical}
+    pq.write_table(shuffled.drop_columns(["at"]), tmp_path / "f.parquet")
+    assert "basket" in guess_schema(tmp_path / "f.parquet").schema.context.names
+
+
 def test_the_file_is_the_schema_and_says_why(file: Path, tmp_path: Path) -> None:
     guess = guess_schema(file)
     text = guess.as_yaml("clicks.parquet")
@@ -154,6 +170,7 @@ def test_real_files_are_understood(
     assert (schema.label.column, schema.group) == (label, group)
     assert context <= set(schema.context.names)
     tables = {f.name: f.table_name for f in schema.categorical}
+    assert "session_id" not in tables
     if group:
         assert tables["last_item"] == tables["recent_items"] == "item"
 
