@@ -96,3 +96,29 @@ class Serving:
         """Closes the lanes, then the tiers, and cancels waiting queries. May take seconds."""
         self.dispatcher.close()
         self.tiers.close()
+
+
+def differences(old: Serving, new: Serving) -> list[str]:
+    """Lists what changes with the generation: the model's name, request features, fewer paths, quality."""
+    found = []
+    called = [serving.bundle.manifest.name for serving in (old, new)]
+    if called[0] != called[1]:
+        found.append(f"model: {called[1]}, was {called[0]}")
+    names = [
+        {f.name for f in schema.dense} | {f.name for f in schema.categorical}
+        for schema in (serving.bundle.manifest.schema_ for serving in (old, new))
+    ]
+    for what, features in (
+        ("no longer allowed in requests", names[0] - names[1]),
+        ("new in requests", names[1] - names[0]),
+    ):
+        if features:
+            found.append(f"{what}: {', '.join(sorted(features))}")
+    if len(new.paths) < len(old.paths):
+        now, was = (", ".join(path.name for path in serving.paths) for serving in (new, old))
+        found.append(f"fewer paths: {now}, were {was}")
+    best = [max((p.quality for p in s.paths if p.quality is not None), default=None) for s in (old, new)]
+    was, now = ("unknown" if quality is None else f"{quality:.4g}" for quality in best)
+    if old.plan.metric == new.plan.metric and was != now:
+        found.append(f"quality of the best path: {now}, was {was}")
+    return found

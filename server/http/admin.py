@@ -34,7 +34,7 @@ from polyrec.planner.plan import BudgetMs, PathName, Plan, Policy, load_plan
 from polyrec.server.app.background import run_in_thread
 from polyrec.server.app.engine import Engine, LifecycleState
 from polyrec.server.app.logs import MODEL
-from polyrec.server.app.serving import Serving
+from polyrec.server.app.serving import Serving, differences
 from polyrec.server.clock import clock
 from polyrec.server.errors import Invalid, Malformed, RequestError
 from polyrec.server.http.connection.body import read_body
@@ -225,32 +225,6 @@ class Admin:
     def _open_serving(self, read: Callable[[], LoadedPlan]) -> Serving:
         plan, loaded = read()
         return self._engine.open(plan, loaded)
-
-
-def differences(old: Serving, new: Serving) -> list[str]:
-    """Lists what changes with the generation: the model's name, request features, fewer paths, quality."""
-    found = []
-    called = [serving.bundle.manifest.name for serving in (old, new)]
-    if called[0] != called[1]:
-        found.append(f"model: {called[1]}, was {called[0]}")
-    names = [
-        {f.name for f in schema.dense} | {f.name for f in schema.categorical}
-        for schema in (serving.bundle.manifest.schema_ for serving in (old, new))
-    ]
-    for what, features in (
-        ("no longer allowed in requests", names[0] - names[1]),
-        ("new in requests", names[1] - names[0]),
-    ):
-        if features:
-            found.append(f"{what}: {', '.join(sorted(features))}")
-    if len(new.paths) < len(old.paths):
-        now, was = (", ".join(path.name for path in serving.paths) for serving in (new, old))
-        found.append(f"fewer paths: {now}, were {was}")
-    best = [max((p.quality for p in s.paths if p.quality is not None), default=None) for s in (old, new)]
-    was, now = ("unknown" if quality is None else f"{quality:.4g}" for quality in best)
-    if old.plan.metric == new.plan.metric and was != now:
-        found.append(f"quality of the best path: {now}, was {was}")
-    return found
 
 
 def admin_routes(admin: Admin) -> list[Endpoint]:

@@ -36,10 +36,10 @@ from polyrec.planner.rollout.split import Split
 from polyrec.server.app.background import run_in_thread
 from polyrec.server.app.engine import Engine
 from polyrec.server.app.opening import same_ids
-from polyrec.server.app.serving import Serving
+from polyrec.server.app.serving import Serving, differences
 from polyrec.server.clock import clock
 from polyrec.server.errors import Conflict, Invalid, NotReady, RequestError
-from polyrec.server.http.admin import Admin, differences
+from polyrec.server.http.admin import Admin
 from polyrec.server.rollout.documents import (
     EndedRollout,
     EndRequest,

@@ -136,11 +136,17 @@ def test_log_lines_name_the_model(folder: Path, tmp_path: Path) -> None:
         wait(lambda: "is back" in file.read_text())
         assert http.post(f"{MODELS}/b/unload").status_code == 200
         assert http.post(f"{MODELS}/b/load").status_code == 200
+        # one that is served: its line tells what changed
+        path = plan.paths[0].model_copy(update={"quality": 0.875})
+        save_plan(plan.model_copy(update={"lanes": lanes, "paths": (path,)}), tmp_path / "b.json")
+        assert http.post(f"{MODELS}/b/load").status_code == 200
         assert http.post("/v1/admin/routing", json={}).status_code == 200
     lines = file.read_text().splitlines()
     loading = ("model 'b' is unloaded", "repository unload by", "model 'b' is loaded", "repository load by")
     for part in ("new plan served", "reload by", "is back", *loading):
         assert [line for line in lines if part in line and " model=b" in line], part
+    loaded = [line for line in lines if "model 'b' is loaded" in line]
+    assert "; quality of the best path: 0.875, was " in loaded[1]
     assert all(" model=a" in line for line in lines if "routing" in line)
     assert " model=" not in next(line for line in lines if "the server has ended" in line)
 
