@@ -35,7 +35,7 @@ from polyrec.models.dlrm.representation import Kind
 from polyrec.models.schema.encoder import Encoder
 from polyrec.models.schema.schema import load_schema
 from polyrec.models.training.pipeline import Learner
-from polyrec.models.training.recipe import Training
+from polyrec.models.training.recipe import RecipeFile
 from polyrec.models.training.source import Rows
 from polyrec.models.training.stepper import Stepper
 
@@ -94,12 +94,12 @@ def measure(
     with tempfile.TemporaryDirectory() as folder:
         reader = open_data(generate(Path(folder) / "clicks.parquet", clicks, seed=1).path, schema)
         splitter = fit_splitter(reader, schema)
-        encoder = Learner(reader, schema, Training()).encoder_of(splitter, (TRAIN,))
+        encoder = Learner(reader, schema, RecipeFile()).encoder_of(splitter, (TRAIN,))
         with encode(reader, encoder, splitter, (TRAIN,)) as data:
             for case in cases(batches):
                 shape = Architecture(width=32, bottom=(128,), top=NETS[case.net], interaction="cat")
                 recipe = {"batch_rows": case.batch_rows, "precision": case.precision}
-                training = Training(architecture=shape).with_recipe(recipe)
+                training = RecipeFile(architecture=shape).with_recipe(recipe)
                 learner = Learner(reader, schema, training, case.kind)
                 rates = {
                     name: rows_per_s(stepper_of(learner, encoder, data, on), seconds)

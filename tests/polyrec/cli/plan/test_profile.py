@@ -20,7 +20,7 @@ from polyrec.models.data.reader import open_data
 from polyrec.models.dlrm.dlrm import Architecture
 from polyrec.models.schema.schema import Split, load_schema
 from polyrec.models.training.pipeline import Learner
-from polyrec.models.training.recipe import Recipe, Training
+from polyrec.models.training.recipe import Recipe, RecipeFile
 from polyrec.planner.plan import load_plan
 from polyrec.planner.profile import Profile, load_profile
 from polyrec.report.chart import png
@@ -251,7 +251,7 @@ def test_data_without_test_rows_are_reported_before_the_work(
     schema = load_schema("trivago")
     schema = schema.model_copy(update={"split": Split(rule="hash", columns=("request_id",))})
     tiny = Architecture(width=4, bottom=(4,), top=(4,), interaction="dot")
-    training = Training(architecture=tiny, recipe=Recipe(epochs=1, batch_rows=1024))
+    training = RecipeFile(architecture=tiny, recipe=Recipe(epochs=1, batch_rows=1024))
     bundle = Learner(open_data(clicks, schema), schema, training).learn(tmp_path / "hashed").path
     pq.write_table(pq.read_table(clicks).slice(0, 0), tmp_path / "empty.parquet")
     given = ["--data", str(tmp_path / "empty.parquet"), "--out", str(tmp_path / "p.json")]
