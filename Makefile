@@ -14,6 +14,8 @@ PIP_ARGS ?=
 JOBS ?= 3
 # those of `make test-long`, whose tests compute more and wait less
 LONG_JOBS ?= 2
+# seconds after which `make test-long` skips the rest
+TIME_LIMIT_S ?=
 # with it, each of the hundreds of processes that tests start compiles Polyrec again
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -58,7 +60,7 @@ test: setup  ## every test that needs no GPU and is not long
 
 test-long: setup  ## a soak of a minute, the whole demo, training and serving real data, waits for time limits, properties
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(LONG_JOBS) --dist loadfile --hypothesis-profile thorough \
-		-m "(long or hypothesis) and not gpu"
+		$(if $(TIME_LIMIT_S),--time-limit $(TIME_LIMIT_S)) -m "(long or hypothesis) and not gpu"
 
 check: lint format-check types imports spelling dockerfile documentation  ## all of: lint, format, types, one-way imports, spelling, Dockerfile, documentation
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import time
 from collections.abc import Generator
 from pathlib import Path
 
@@ -78,6 +79,23 @@ while the others have nothing to do."""
 # that, and never end on the Ctrl-C that they are sent.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+STARTED_S = time.monotonic()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--time-limit", type=float, help="seconds after which further tests are skipped (default: none)"
+    )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skips what a slow machine has no time for, so that a run with a limit tells what it found."""
+    limit_s = item.config.getoption("--time-limit")
+    if limit_s is not None and time.monotonic() - STARTED_S > limit_s:
+        pytest.skip("this run's --time-limit has passed")
 
 
 @pytest.hookimpl(wrapper=True)
