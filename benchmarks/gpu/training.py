@@ -45,7 +45,7 @@ BATCHES, SMALL_BATCHES = (512, 4096, 32_768), (64,)
 
 @dataclass(frozen=True, slots=True)
 class TrainCase:
-    """What is trained; net: of NETS. batch_rows: of a step."""
+    """A training to time. kind: representation. net: name of one of NETS. batch_rows: rows of a step."""
 
     kind: Kind
     net: str

@@ -16,6 +16,7 @@ from polyrec.models.dlrm.dlrm import inputs_of
 from polyrec.models.runtimes import graph_writer
 from polyrec.models.runtimes.graph_writer import STATIC_FROM, GraphWriter
 from polyrec.models.runtimes.kinds.onnx import OnnxRuntime, open_session
+from polyrec.models.runtimes.saturation import saturates
 from polyrec.models.schema.batch import F32, I64, Batch
 from tests.models.random_batches import random_batch
 
@@ -52,6 +53,8 @@ def product(x: F32, layer: nn.Linear, largest: float, positive: bool) -> F32:
 def test_a_product_is_that_of_saturated_levels(
     seed: int, positive: bool, moved: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if saturates() and not moved:
+        pytest.skip("sums of signed weights saturate on this processor, so the server does not use them")
     monkeypatch.setattr(graph_writer, "saturates", lambda: moved)
     random = np.random.default_rng(seed)
     x = random.standard_normal((7, INPUTS)).astype(np.float32)

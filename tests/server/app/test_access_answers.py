@@ -22,7 +22,7 @@ from polyrec.server.child import ServerProcess
 from polyrec.server.http.admin import Admin
 from polyrec.server.http.app import create_app
 from tests.forking import start
-from tests.server.http.test_access import (
+from tests.server.access.test_access import (
     ADMIN_TOKEN,
     CLIENTS,
     HOURLY,

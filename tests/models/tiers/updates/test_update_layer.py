@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from polyrec.models.tiers.row_format import RowFormat
-from polyrec.models.tiers.updates.delta import UpdateLayer
+from polyrec.models.tiers.updates.update_layer import UpdateLayer
 
 FORM = RowFormat(4, "fp32")
 TOTAL = 100_000
