@@ -132,11 +132,12 @@ def test_rows_of_hot_batches_are_those_of_any_gather(
         drawn = {t: max(n - n // 3, 1) for t, n in sizes.items()} if step % 3 else sizes
         batch = random_batch(random, schema, drawn, int(random.integers(1, 30)))
         index = fused.lookups(batch).singles
-        settled = not stack.views.newest.layers
+        unsettled = bool(stack.views.newest.layers)
         before = stack.figures().tables
         stack.sample.take(0)
         found = rows.gather_near(near, batch, np.empty(index.size, np.int64))
-        assert (found is not None) == (settled and near.holds(batch))
+        # updates may be settled during the gather, but none arrive
+        assert near.holds(batch) if found is not None else unsettled or not near.holds(batch)
         if found is None:
             assert stack.figures().tables == before
             continue

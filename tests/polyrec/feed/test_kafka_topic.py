@@ -140,7 +140,7 @@ def test_messages_that_were_not_acknowledged_are_read_again(brokers: Brokers) ->
     first.close()
     second = KafkaTopic(brokers.address, "again", "g")
     second.open()
-    (message, *_) = second.read(block=True)
+    (message, *_) = read_some(second)
     assert message.id in left
     second.close()
 
@@ -189,7 +189,7 @@ def test_brokers_that_are_away_are_noticed_while_there_is_nothing_to_read() -> N
     brokers.send("away", document("a", 1.0))
     topic = KafkaTopic(brokers.address, "away", "g")
     topic.open()
-    topic.acknowledge(topic.read(block=True))
+    topic.acknowledge(read_some(topic))
     brokers.kill()
     with pytest.raises(SourceAway):
         read_some(topic)
