@@ -67,6 +67,7 @@ def configuration(host: str, port: int, socket: Path, endpoints: Iterable[Endpoi
 # - idle-close-on-response: after a reload, a client's idle connection is closed with its next response;
 #   closing it while idle could lose a request that is on its way.
 # - observe: the first failed connection takes a server out until its next check.
+# - budgeted: HAProxy reads digits only, so that 6e4, which replicas accept, would be 6 ms.
 # - backup, allbackups: checks choose among servers, but never refuse a request. If they fail at all (a busy
 #   machine, or a worker of an earlier configuration, which checks no more), all servers are tried.
 _HEAD = f"""\
@@ -99,7 +100,7 @@ backend {BACKEND}
     balance random(2)
     option allbackups
     http-reuse always
-    acl budgeted req.hdr(x-latency-budget-ms) -m found
+    acl budgeted req.hdr(x-latency-budget-ms) -m reg ^[0-9]+([.][0-9]*)?$
     http-request set-timeout server req.hdr(x-latency-budget-ms),add(250) if budgeted
     option httpchk
     http-check send meth GET uri /readyz

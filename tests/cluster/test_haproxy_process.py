@@ -39,10 +39,13 @@ def a_free_port() -> int:
 
 
 @asynccontextmanager
-async def replica(name: str, ready: bool, checked: asyncio.Event) -> AsyncIterator[Endpoint]:
+async def replica(
+    name: str, ready: bool, checked: asyncio.Event, predicts_s: float = 0.0
+) -> AsyncIterator[Endpoint]:
     """A server and its agent; the server answers 200, to health checks only if it is ready.
 
     checked: set at the first check after HAProxy has taken a server that is not ready out.
+    predicts_s: how long other requests take.
     """
     checks = 0
 
@@ -55,6 +58,8 @@ async def replica(name: str, ready: bool, checked: asyncio.Event) -> AsyncIterat
                     checks += check
                     if checks > FALL:
                         checked.set()
+                    if not check:
+                        await asyncio.sleep(predicts_s)
                     status = b"200 OK" if ready or not check else b"503 not ready"
                     writer.write(b"HTTP/1.1 " + status + b"\r\ncontent-length: 0\r\n\r\n")
         finally:
@@ -89,10 +94,11 @@ async def balanced(folder: Path, *endpoints: Endpoint) -> AsyncIterator[tuple[HA
         os.close(master)
 
 
-async def status(port: int, target: str) -> str:
+async def status(port: int, target: str, *headers: str) -> str:
     """Returns the status of an answer."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(f"GET {target} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n".encode())
+    lines = [f"GET {target} HTTP/1.1", "host: x", "connection: close", *headers, "", ""]
+    writer.write("\r\n".join(lines).encode())
     found = (await reader.read()).split(b" ")[1].decode()
     writer.close()
     await writer.wait_closed()
@@ -124,6 +130,19 @@ def test_requests_are_answered_while_every_health_check_fails(tmp_path: Path) ->
             return [*found, *(state.split()[0] for state in (await haproxy.servers()).values())]
 
     assert asyncio.run(statuses()) == ["200"] * 20 + ["DOWN"] * 2
+
+
+def test_haproxy_waits_for_the_budget_that_replicas_read(tmp_path: Path) -> None:
+    async def statuses() -> list[str]:
+        async with (
+            replica("slow", True, asyncio.Event(), predicts_s=1.0) as slow,
+            balanced(private_folder(tmp_path / "h"), slow) as (_, port),
+        ):
+            budgets = ["6e4", "6E+4", "60000.5", "60000", "0.5"]
+            asked = [status(port, "/v1/predict", f"X-Latency-Budget-Ms: {budget}") for budget in budgets]
+            return await asyncio.gather(*asked)
+
+    assert asyncio.run(statuses()) == ["200", "200", "200", "200", "504"]
 
 
 def test_haproxy_stops_and_reloads_at_once_after_a_start(tmp_path: Path) -> None:
