@@ -7,11 +7,13 @@ port (planner/fleet/weights.py).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
 
-from polyrec.cluster.targets import ADMINISTRATION
+from polyrec.cluster.targets import ADMINISTRATION, REFUSAL
 from polyrec.planner.fleet.weights import capacity_weights
 
 BACKEND = "replicas"
@@ -20,6 +22,17 @@ UNCHECKED = "unchecked-"
 RETRIES = 3
 BUFFER_BYTES = 131072
 """Size of HAProxy's buffer. A larger request cannot be retried once it was sent."""
+ERRORS = {
+    400: "the body is not valid HTTP",
+    403: REFUSAL,
+    408: "the body did not arrive in time",
+    500: "the balancer failed",
+    502: "the replica ended before it had answered",
+    503: "no replica can be reached",
+    504: "the replica did not answer within the latency budget",
+}
+"""Messages of HAProxy's own errors, which have the form of a replica's. Only a head that is not HTTP, or is
+late, gets HAProxy's HTML."""
 HARD_STOP_S = 60
 """Maximum time for a worker with an old configuration to finish its requests."""
 
@@ -59,7 +72,16 @@ def configuration(host: str, port: int, socket: Path, endpoints: Iterable[Endpoi
         " backup no-check no-agent-check"
         for e, w in zip(known, weights, strict=True)
     ]
-    return "\n".join([_HEAD.format(socket=socket, host=bracketed(host), port=port), *servers, ""])
+    head = _HEAD.format(socket=socket, host=bracketed(host), port=port, errors="\n".join(_errors()))
+    return "\n".join([head, *servers, ""])
+
+
+def _errors() -> Iterator[str]:
+    """Yields the directives that replace HAProxy's HTML errors."""
+    for status, message in ERRORS.items():
+        body = json.dumps({"error": message})
+        retry = " hdr retry-after 1" if status == HTTPStatus.SERVICE_UNAVAILABLE else ""
+        yield f"    http-error status {status} content-type application/json string '{body}'{retry}"
 
 
 # - retry-on: predictions change nothing, so they can be retried on another replica. Administration is denied,
@@ -89,6 +111,7 @@ defaults
     option redispatch 1
     retries {RETRIES}
     retry-on conn-failure empty-response junk-response 503
+{{errors}}
 
 frontend clients
     bind {{host}}:{{port}}

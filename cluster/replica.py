@@ -27,7 +27,7 @@ from polyrec.cluster.agent import Agent
 from polyrec.cluster.balancer import BALANCER, NAMESPACE
 from polyrec.cluster.haproxy_config import Endpoint
 from polyrec.cluster.spec import ClusterError
-from polyrec.cluster.targets import is_administration, target_of
+from polyrec.cluster.targets import REFUSAL, is_administration, target_of
 from polyrec.server.app.background import start_task
 from polyrec.server.child import ServerProcess, start
 
@@ -91,7 +91,7 @@ class Replica:
         assert self._endpoint is not None
         headers = [(k, v) for k, v in request.headers.items() if k not in HOP_BY_HOP]
         if is_administration(request.scope["path"]):
-            return JSONResponse({"error": "administration is refused here; ask a replica"}, 403)
+            return JSONResponse({"error": REFUSAL}, 403)
         url = URL(self._endpoint.url + target_of(request.scope), encoded=True)
         body = await request.body()
         async with self._client.request(request.method, url, data=body, headers=headers) as got:

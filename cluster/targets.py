@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
 
+REFUSAL = "administration is refused here; ask a replica"
 ADMINISTRATION = "^/v1/(models/[^/]+/)?admin(/|$) ^/v2/repository/models/"
 """Regular expressions of decoded admin paths, which must not reach an arbitrary replica (HAProxy syntax)."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import select
 import socket
@@ -13,7 +14,7 @@ from urllib.parse import unquote
 
 import pytest
 
-from polyrec.cluster.haproxy_config import Endpoint
+from polyrec.cluster.haproxy_config import ERRORS, Endpoint
 from polyrec.cluster.haproxy_process import HAProxy, private_folder
 from polyrec.cluster.spec import ClusterError
 from polyrec.cluster.targets import is_administration
@@ -94,15 +95,21 @@ async def balanced(folder: Path, *endpoints: Endpoint) -> AsyncIterator[tuple[HA
         os.close(master)
 
 
-async def status(port: int, target: str, *headers: str) -> str:
-    """Returns the status of an answer."""
+async def ask(port: int, target: str, *headers: str) -> tuple[bytes, bytes]:
+    """Returns the head and the body of an answer."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     lines = [f"GET {target} HTTP/1.1", "host: x", "connection: close", *headers, "", ""]
     writer.write("\r\n".join(lines).encode())
-    found = (await reader.read()).split(b" ")[1].decode()
+    head, _, body = (await reader.read()).partition(b"\r\n\r\n")
     writer.close()
     await writer.wait_closed()
-    return found
+    return head, body
+
+
+async def status(port: int, target: str, *headers: str) -> str:
+    """Returns the status of an answer."""
+    head, _ = await ask(port, target, *headers)
+    return head.split(b" ")[1].decode()
 
 
 def test_administration_is_refused_however_its_path_is_written(tmp_path: Path) -> None:
@@ -143,6 +150,27 @@ def test_haproxy_waits_for_the_budget_that_replicas_read(tmp_path: Path) -> None
             return await asyncio.gather(*asked)
 
     assert asyncio.run(statuses()) == ["200", "200", "200", "200", "504"]
+
+
+def test_errors_of_haproxy_have_the_form_of_a_replicas(tmp_path: Path) -> None:
+    async def answers() -> list[tuple[bytes, bytes]]:
+        async with (
+            replica("slow", True, asyncio.Event(), predicts_s=1.0) as slow,
+            balanced(private_folder(tmp_path / "h"), slow) as (haproxy, port),
+        ):
+            found = [
+                await ask(port, REFUSED[0]),
+                await ask(port, "/v1/predict", "X-Latency-Budget-Ms: 0.5"),
+            ]
+            await haproxy.configure([])
+            return [*found, await ask(port, "/v1/predict")]
+
+    found = asyncio.run(answers())
+    assert [int(head.split(b" ")[1]) for head, _ in found] == [403, 504, 503]
+    for head, body in found:
+        assert b"\r\ncontent-type: application/json" in head.lower()
+        assert json.loads(body) == {"error": ERRORS[int(head.split(b" ")[1])]}
+    assert [b"\r\nretry-after: 1" in head.lower() for head, _ in found] == [False, False, True]
 
 
 def test_haproxy_stops_and_reloads_at_once_after_a_start(tmp_path: Path) -> None:
