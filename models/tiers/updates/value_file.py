@@ -33,7 +33,7 @@ class ValueFile:
     @property
     def row_bytes(self) -> int:
         """Bytes of a row; 0 before the first."""
-        return self.values.shape[1]
+        return int(self.values.shape[1])
 
     def make_room(self, rows: int, update: Mapping[str, StoredTableUpdate]) -> None:
         """Makes room for the rows of an update behind those in use. Raises OSError."""
