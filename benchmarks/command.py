@@ -40,6 +40,19 @@ def command_parser(doc: str | None) -> argparse.ArgumentParser:
     return argparse.ArgumentParser(prog, description=doc, formatter_class=argparse.RawTextHelpFormatter)
 
 
+def device_parser(doc: str | None, small: str, seconds: float, of: str) -> argparse.ArgumentParser:
+    """Returns a parser with the options of commands that measure on a device.
+
+    small: what `--small` makes small. seconds, of: default of `--seconds`, and what takes that time.
+    """
+    parser = command_parser(doc)
+    parser.add_argument("--device", default="cuda:0")
+    parser.add_argument("--small", action="store_true", help=f"{small}: no figures")
+    parser.add_argument("--seconds", type=float, default=seconds, help=of)
+    parser.add_argument("--out", type=Path, help="where the figures go, as JSON")
+    return parser
+
+
 def command() -> str:
     """Returns the running command, like `python -m benchmarks.lanes.cores memory`."""
     return shlex.join(["python", *sys.orig_argv[1:]])

@@ -68,6 +68,10 @@ class NotFound(RequestError):
     status = HTTPStatus.NOT_FOUND
 
 
+class UnknownModel(NotFound):
+    """No such model. Such a request counts for no model, over HTTP and gRPC alike."""
+
+
 class Misdirected(RequestError):
     """A call that concerns one process came to a port shared by several."""
 

@@ -27,7 +27,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 import torch
 
-from benchmarks.command import command_parser, save
+from benchmarks.command import device_parser, save
 from benchmarks.gpu.page import tiers_table
 from benchmarks.peers.load import Known, closed
 from benchmarks.peers.models import MODELS, value_of_rank, write_model
@@ -215,12 +215,8 @@ def measure(bundle: Bundle, device: str, folder: Path, count: int, seconds: floa
 
 
 def main() -> None:
-    parser = command_parser(__doc__)
+    parser = device_parser(__doc__, "a small model, few requests", 1.5, "of a closed loop")
     parser.add_argument("--folder", type=Path, required=True, help="of model and files; a real disk")
-    parser.add_argument("--device", default="cuda:0")
-    parser.add_argument("--small", action="store_true", help="a small model, few requests: no figures")
-    parser.add_argument("--seconds", type=float, default=1.5, help="of a closed loop")
-    parser.add_argument("--out", type=Path, help="where the figures go, as JSON")
     args = parser.parse_args()
     torch.set_num_threads(1)
     folder: Path = args.folder.resolve()

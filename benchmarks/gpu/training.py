@@ -22,7 +22,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 
-from benchmarks.command import command_parser, save
+from benchmarks.command import device_parser, save
 from benchmarks.gpu.page import training_table
 from benchmarks.training.precision import NETS, PRECISIONS
 from polyrec.loadtest.machine import processor
@@ -112,12 +112,7 @@ def measure(
 
 
 def main() -> None:
-    parser = command_parser(__doc__)
-    parser.add_argument("--device", default="cuda:0")
-    parser.add_argument("--small", action="store_true", help="few clicks: no figures")
-    parser.add_argument("--seconds", type=float, default=1.0, help="of each case on each device")
-    parser.add_argument("--out", type=Path, help="where the figures go, as JSON")
-    args = parser.parse_args()
+    args = device_parser(__doc__, "few clicks", 1.0, "of each case on each device").parse_args()
     torch.set_num_threads(1)
     clicks, batches = (SMALL_CLICKS, SMALL_BATCHES) if args.small else (CLICKS, BATCHES)
     report = measure(args.device, clicks, batches, args.seconds, args.out)

@@ -20,7 +20,7 @@ from polyrec.measure.profile.candidates import Candidate
 from polyrec.measure.profile.log import SampleLog
 from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.bundle.manifest import NET, with_width
-from polyrec.models.data.split import NAMES
+from polyrec.models.data.split import NAMES, Splitter
 from polyrec.models.dlrm.precision import DensePrecision
 from polyrec.models.evaluation.comparison import LEVEL, percentiles, samples, widened
 from polyrec.models.evaluation.metrics import evaluate
@@ -117,9 +117,11 @@ def measure_quality(
     log: SampleLog,
     phase: Phase,
     metric: QualityMetric = "information",
+    splitter: Splitter | None = None,
 ) -> dict[str, PathQuality]:
     """Measures each path on the test rows of a file; returns the quality by name, reusing results in the log.
 
+    splitter: see `predict_all`.
     Raises DataError if the data do not fit the bundles, ProfileError if they do not define the metric.
     """
     file = Path(data)
@@ -138,6 +140,7 @@ def measure_quality(
             device=device,
             precision=precision,
             phase=phase,
+            splitter=splitter,
         )
         kept = made.negatives_kept
         every = list(made.probabilities.values())

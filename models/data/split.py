@@ -100,8 +100,8 @@ def fit_splitter(reader: DataReader, schema: Schema, progress: RowsDone = ignore
     return Splitter(split, (values[train].item(), values[last].item()))
 
 
-def require_test_rows(reader: DataReader, schema: Schema) -> None:
-    """Raises DataError if the split leaves no test rows.
+def require_test_rows(reader: DataReader, schema: Schema) -> Splitter:
+    """Returns the splitter of a data set. Raises DataError if the split leaves no test rows.
 
     Reads rows up to the first test row; of a split by time, which has one unless it cannot be fitted, all.
     """
@@ -110,6 +110,7 @@ def require_test_rows(reader: DataReader, schema: Schema) -> None:
         parts = reader.batches(schema.split.columns, ROWS)
         if not any((splitter(data) == TEST).any() for data in parts):
             raise DataError(f"{reader.path}: the split by {schema.split.rule} leaves no test rows")
+    return splitter
 
 
 def _distinct(reader: DataReader, name: str, progress: RowsDone) -> tuple[Times, I64]:

@@ -48,14 +48,15 @@ def predict_all(
     precision: DensePrecision = "fp32",
     on_malformed: OnMalformed = "fatal",
     phase: Phase = ignore_phase,
-    since: str | None = None,
-    until: str | None = None,
+    period: tuple[str | None, str | None] = (None, None),
+    splitter: Splitter | None = None,
 ) -> Predictions:
     """Returns each bundle's probabilities of the rows of the splits, by its name in `bundles`.
 
     path: the data, see polyrec.models.data.reader.open_data. runtime, device, precision: see
     polyrec.models.runtimes.open_runtime.
-    since, until: only rows of this period, split as if there were no others.
+    period: since and until; only rows of this period, split as if there were no others.
+    splitter: of these rows; by default it is fitted, which reads a column.
     Raises DataError if the bundles differ in split, label or group.
     """
     names = list(bundles)
@@ -68,13 +69,12 @@ def predict_all(
                     f"bundle '{name}' has another {key} in its schema than '{names[0]}': "
                     "they cannot be compared on the same rows"
                 )
-    splitter: Splitter | None = None
     label: F32 | None = None
     group: I64 | None = None
     found: dict[str, F32] = {}
     for family in _families(bundles):
         encoder = bundles[family[0]].encoder
-        reader = open_data(path, encoder.schema, on_malformed, since, until)
+        reader = open_data(path, encoder.schema, on_malformed, *period)
         hint = reader.rows_hint
         splitter = splitter or fit_splitter(reader, first, phase("split", hint))
         with encode(reader, encoder, splitter, splits, progress=phase("encode", hint)) as data:

@@ -194,7 +194,7 @@ _WHY_ATTEMPTED = "no path is predicted to answer within the budget; one is tried
 _WHY = {
     "best": "the path of best quality meets the budget and leaves capacity for other requests",
     "load": "a path of better quality would make others miss their deadline",
-    "deadline": "a path of better quality takes longer than the budget",
+    "deadline": "a path of better quality takes too much of the budget, even on an idle server",
     "failure": "the lanes of paths of better quality died or lost work",
     "probe": "a lane that was slow or had failed is probed",
     "policy": "the policy is set to this path",

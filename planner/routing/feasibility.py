@@ -12,8 +12,10 @@ from math import inf, sqrt
 from typing import NamedTuple
 
 from polyrec.planner.routing.lanes.lane import LaneState
+from polyrec.planner.routing.lanes.path import PathState
 from polyrec.planner.routing.observed_traffic import ObservedTraffic
 from polyrec.planner.routing.path_option import PathOption
+from polyrec.planner.routing.policies.loss_backoff import MAX_FILL_SHARE
 from polyrec.planner.routing.query import Query, Reason
 from polyrec.planner.routing.queue import LOWEST, Piece, Queue
 from polyrec.planner.routing.router_state import RouterState
@@ -205,16 +207,36 @@ def _later_rows_left(free: FreeLane, option: PathOption, batch: list[Piece], row
 def degraded_reason(state: RouterState, path: int, query: Query) -> Reason:
     """Returns why this path and not the best one answers a query; BEST if it is the best one.
 
-    FAILURE means that a lane died or lost work, LOAD that the best path would meet the budget if it were
-    idle.
+    FAILURE means that a lane died or lost work, LOAD that an idle server would choose the best path, DEADLINE
+    that it would not, as the budget is too short.
     """
     if state.paths[path].value >= state.best_value:
         return BEST
     if query.failed:
         return FAILURE
-    rows, front = query.rows, state.front
-    budget_s = query.deadline_s - query.arrival_s - (front.answer_s + front.answer_row_s * rows)
-    for max_rows, tail, factors, best in state.best_paths:
-        if rows <= max_rows and tail[rows] * factors[best] <= budget_s:
-            return LOAD
+    if any(_suits_idle_server(state, query, lane, best) for lane, best in state.best_paths):
+        return LOAD
     return FAILURE if state.best_lane_failed and not state.best_paths else DEADLINE
+
+
+def _suits_idle_server(state: RouterState, query: Query, lane: LaneState, path: PathState) -> bool:
+    """Whether a path would be chosen if nothing else waited, ran or was expected.
+
+    It must answer in time and, unless it is the fastest, leave time for one usual query, as in
+    `leaves_rest_feasible`. If usual budgets are shorter than the query's own, that is due to the load.
+    """
+    rows, latency, correction = query.rows, path.latency, lane.correction
+    if rows > latency.rows:
+        return False
+    is_fastest = path.index == lane.fastest
+    factors = correction.tail if is_fastest else correction.cautious_tail
+    budget_s = query.deadline_s - query.arrival_s
+    if latency.tail[rows] * factors[path.index] > budget_s - state.answer_s(query):
+        return False
+    if is_fastest:
+        return True
+    observed = state.observed
+    batch_s = latency.median[rows] * correction.median[path.index]
+    backlog_s = batch_s * lane.rate * state.front_factor / state.total_rate
+    backlog_s += state.service_time_s(int(observed.urgent_mean), 0)
+    return backlog_s <= MAX_FILL_SHARE * max(budget_s, observed.budget_s)

@@ -17,8 +17,8 @@ MAX_PRIORITY = 999_999_999
 class Reason(StrEnum):
     """Why a path was chosen: because it is the best one, or because something ruled the best one out.
 
-    load: the best path would make other queries miss their deadlines.
-    deadline: the best path takes longer than the budget.
+    load: the best path would make waiting or expected queries miss their deadlines.
+    deadline: the best path takes too much of the budget even on an idle server.
     failure: a lane died or lost work.
     probe: the query tested a lane that had been slow or failed.
     policy: the policy does not use the best path.

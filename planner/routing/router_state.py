@@ -40,12 +40,10 @@ BATCH_SHARE = 0.4
 
 
 class BestPath(NamedTuple):
-    """A path of the highest value on a usable lane. tail: seconds by rows. factors: the lane's, by path."""
+    """A path of the highest value on a usable lane."""
 
-    max_rows: int
-    tail: list[float]
-    factors: list[float]
-    path: int
+    lane: LaneState
+    path: PathState
 
 
 class RouterState:
@@ -222,18 +220,8 @@ class RouterState:
 
     def _find_best_paths(self) -> None:
         """Sets the paths of the highest value by usable lane, and whether a lane with one failed."""
-        best = {p.index: p.latency for p in self.paths if p.value >= self.best_value}
-        self.best_paths = [
-            BestPath(
-                best[p].rows,
-                best[p].tail,
-                lane.correction.tail if p == lane.fastest else lane.correction.cautious_tail,
-                p,
-            )
-            for lane in self.usable
-            for p in lane.paths
-            if p in best
-        ]
+        best = {p.index: p for p in self.paths if p.value >= self.best_value}
+        self.best_paths = [BestPath(lane, best[p]) for lane in self.usable for p in lane.paths if p in best]
         self.best_lane_failed = any(
             not lane.alive or lane.breaker.broken for lane in self.lanes if any(p in best for p in lane.paths)
         )

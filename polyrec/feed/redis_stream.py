@@ -23,6 +23,7 @@ from polyrec.feed.source import (
     SourceAway,
 )
 from polyrec.models.text import printable, public
+from polyrec.models.tiers.remote.refusal import refusal
 
 CONSUMER = "polyrec"
 MAX_REJECTED = 10_000
@@ -36,10 +37,10 @@ PENDING, NEW = "0", ">"
 
 
 class RedisStream:
-    """A stream of updates. group: the consumer group."""
+    """A stream of updates. group: the consumer group. url: of the store, to ask why it closes connections."""
 
-    def __init__(self, store: redis.Redis, name: str, group: str) -> None:
-        self.name = name
+    def __init__(self, store: redis.Redis, name: str, group: str, url: str | None = None) -> None:
+        self.name, self._url = name, url
         self._store, self._group = store, group
         self._position = PENDING
 
@@ -59,7 +60,7 @@ class RedisStream:
         except ValueError as e:
             # do not show an invalid port, which may be part of the password
             raise FeedFailed(f"'{public(url)}': {str(e).partition(' as ')[0]}") from None
-        return RedisStream(store, name, group)
+        return RedisStream(store, name, group, url)
 
     def open(self) -> None:
         """Creates the group, at the stream's beginning, if there is none."""
@@ -119,8 +120,9 @@ class RedisStream:
         try:
             yield
         except redis.RedisError as e:
-            kind = SourceAway if _is_transient(e) else FeedFailed
-            raise kind(f"stream '{printable(self.name)}': {e}") from None
+            refused = refusal(self._url) if self._url and isinstance(e, redis.ConnectionError) else None
+            kind = SourceAway if refused is None and _is_transient(e) else FeedFailed
+            raise kind(f"stream '{printable(self.name)}': {refused or e}") from None
 
 
 def _message(id: str, fields: dict[bytes, bytes]) -> Message:

@@ -1,9 +1,9 @@
 """Manages the folder of a loop: its plan, the records of iterations, and the commands of operators.
 
     STATE/plan.json                  always the serving plan: start servers with it
-    STATE/iterations/0007/record.json, plan.json, bundle/, train.log, checkpoint/ STATE/control/hold-publish
-    the loop stops before this step while the file exists; it contains the reason STATE/control/force-7,
-    drop-7    a command for iteration 7; the loop removes the file
+    STATE/iterations/0007/            record.json, plan.json, bundle/, train.log, checkpoint/
+    STATE/control/hold-publish       the loop stops before this step while the file exists; it has the reason
+    STATE/control/force-7, drop-7    a command for iteration 7; the loop removes the file
 
 Every file is written atomically. Only the loop writes records; `polyrec loop hold` and other commands write
 only below `control/`, so neither overwrites the other's files.
@@ -97,7 +97,13 @@ class LoopFolder:
                     shutil.rmtree(folder / name, ignore_errors=True)
 
     def hold(self, step: Step, reason: str) -> None:
-        """Makes the loop stop before a step."""
+        """Makes the loop stop before a step, also one that is yet to be started here.
+
+        Raises LoopError for a folder with other files.
+        """
+        if not self.path.is_dir() or not any(self.path.iterdir()):
+            self.create()
+        self.require()
         write_text(self._control / f"hold-{step}", reason + "\n")
 
     def release(self, step: Step) -> None:

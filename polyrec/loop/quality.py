@@ -93,8 +93,7 @@ def measure(
             runtime=runtime,
             precision=precision,
             on_malformed="count",
-            since=since,
-            until=until,
+            period=(since, until),
         )
         scores |= {own[name][0]: p for name, p in made.probabilities.items()}
     assert made is not None

@@ -6,7 +6,7 @@ in one assignment while the old one still answers its queries.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -122,3 +122,8 @@ def differences(old: Serving, new: Serving) -> list[str]:
     if old.plan.metric == new.plan.metric and was != now:
         found.append(f"quality of the best path: {now}, was {was}")
     return found
+
+
+def log_suffix(changes: Sequence[str]) -> str:
+    """Returns `differences` as the end of a log line; empty without any."""
+    return "".join(f"; {change}" for change in changes)

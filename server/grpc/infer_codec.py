@@ -74,7 +74,7 @@ class GrpcInferCodec:
     def read(self, body: bytes, models: ModelRepository) -> Engine:
         """Parses the message and returns the engine of its model. Raises RequestError."""
         request = self._request = parse_request(models, body)
-        engine = models.find(request.model_name, request.model_version or None)
+        engine = models.find(request.model_name)  # `parse` checks the version
         # the port's limit is that of the model with the largest requests
         limit = engine.serving.max_body_bytes
         if len(body) > limit:

@@ -34,7 +34,7 @@ from polyrec.planner.plan import BudgetMs, PathName, Plan, Policy, load_plan
 from polyrec.server.app.background import run_in_thread
 from polyrec.server.app.engine import Engine, LifecycleState
 from polyrec.server.app.logs import MODEL
-from polyrec.server.app.serving import Serving, differences
+from polyrec.server.app.serving import Serving, differences, log_suffix
 from polyrec.server.clock import clock
 from polyrec.server.errors import Invalid, Malformed, RequestError
 from polyrec.server.http.connection.body import read_body
@@ -208,10 +208,8 @@ class Admin:
             left_behind = engine.adopt(serving)
             engine.attach()
             names = [p.name for p in serving.paths]
-            listed_changes = "".join(f"; {change}" for change in changes)
-            log.warning(
-                "new plan served: %s, bundle version %s%s", ", ".join(names), serving.version, listed_changes
-            )
+            suffix = log_suffix(changes)
+            log.warning("new plan served: %s, bundle version %s%s", ", ".join(names), serving.version, suffix)
             return {
                 "paths": names,
                 "bundle_version": serving.version,

@@ -31,6 +31,7 @@ from polyrec.server.errors import (
     NotReady,
     Overloaded,
     RequestError,
+    UnknownModel,
     error_response,
 )
 from polyrec.server.http.connection.access_log import AnsweredBy
@@ -325,6 +326,8 @@ class Call:
     def reject(self, error: Exception) -> Reply | None:
         """Records the error and builds its reply; None if the client has left."""
         response = error_response(error)
+        if isinstance(error, UnknownModel):
+            return Reply(response.body, response.status, headers=response.headers)
         if not isinstance(error, RequestError | FeatureError):
             about = log_extra(self._scope.get(SCOPE_KEY, ""))
             log.error("%s failed", self._codec.endpoint, exc_info=error, extra=about)

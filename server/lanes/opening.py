@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from polyrec.models.bundle.bundle import Bundle
+from polyrec.models.memory import require_memory
 from polyrec.models.runtimes import open_runtime
 from polyrec.models.runtimes.runtime import Runtime
 from polyrec.models.tiers.stack import TierStack
@@ -25,6 +26,8 @@ Paths = Sequence[tuple[PlannedPath, Bundle]]
 Stacks = Mapping[str, TierStack]
 """Tiers by path. A path without an entry has all rows in its device's memory."""
 NO_STACKS: Stacks = {}
+WORKER_BYTES = 2**27
+"""Lower bound of the memory that a worker process shares with no other: libraries take 170 to 190 MiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +76,11 @@ class LaneOpening:
 def open_lanes(openings: Sequence[LaneOpening]) -> tuple[Lane, ...]:
     """Opens all lanes of a plan. Worker processes take seconds to start, so they start in parallel.
 
-    If a lane fails to open, closes all others and raises its error (see `LaneOpening.open`).
+    If a lane fails to open, closes all others and raises its error (see `LaneOpening.open`). Raises
+    RuntimeUnavailable before it starts any process if there is certainly too little memory for all.
     """
+    workers = sum(opening.planned.kind == "process" for opening in openings)
+    require_memory(workers * WORKER_BYTES, f"process lanes ({workers})")
     opened: dict[int, Lane | Exception] = {}
 
     def open_at(i: int) -> None:

@@ -22,7 +22,7 @@ from polyrec.models.fetching.url import ModelUrl
 from polyrec.models.text import public
 from polyrec.server.app.background import run_in_thread
 from polyrec.server.app.engine import Engine, LifecycleState
-from polyrec.server.app.serving import Serving, differences
+from polyrec.server.app.serving import Serving, differences, log_suffix
 from polyrec.server.errors import Conflict, Invalid, NotFound, NotReady, shortened
 from polyrec.server.repository.repository import ModelRepository
 from polyrec.server.repository.settings import ModelFiles
@@ -75,7 +75,7 @@ class ModelLoader:
                 engine.check_no_rollout()
                 async with engine.changing():
                     serving = await self._open_in_thread(engine, file)
-                    changes = "".join(f"; {change}" for change in differences(engine.serving, serving))
+                    changes = log_suffix(differences(engine.serving, serving))
                     engine.adopt(serving)
                     engine.attach()
                 log.warning("model '%s' is loaded, bundle version %s%s", name, serving.version, changes)

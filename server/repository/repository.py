@@ -14,7 +14,7 @@ from polyrec.server.app.engine import Engine, LifecycleState
 from polyrec.server.app.served_model import ALIAS
 from polyrec.server.app.serving import Serving
 from polyrec.server.dispatch.dispatcher import Dispatcher
-from polyrec.server.errors import NotFound, shortened
+from polyrec.server.errors import UnknownModel, shortened
 from polyrec.server.live_quality.live import LiveQuality
 
 
@@ -94,7 +94,9 @@ class ModelRepository:
         return tuple(engine.live_quality for engine in self.engines if engine.live_quality is not None)
 
     def find(self, name: str, version: str | None = None) -> Engine:
-        """Returns the engine of a loaded model. Raises NotFound, with the list of names, or NotReady.
+        """Returns the engine of a loaded model.
+
+        Raises UnknownModel with the list of names, NotFound for another version, or NotReady.
 
         name: a model's name, or the default model's alias.
         version: the bundle's version or its number.
@@ -106,7 +108,7 @@ class ModelRepository:
                 found = engine
         if found is None:
             known = ", ".join(f"'{each}'" for each in self.names)
-            raise NotFound(f"unknown model '{shortened(name)}'; this server has {known}")
+            raise UnknownModel(f"unknown model '{shortened(name)}'; this server has {known}")
         found.serving.model.check(name, version)
         return found
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from glob import escape
 from pathlib import Path
 from typing import Any
 
@@ -32,26 +31,21 @@ from polyrec.models.data.guess.column import (
     share_seen_before,
     value_codes,
 )
+from polyrec.models.data.guess.label import guess_label
 from polyrec.models.data.parquet import open_parquet, parquet_files
-from polyrec.models.data.reader import is_glob
-from polyrec.models.data.remote.path import DataPath, RemotePath, data_path
+from polyrec.models.data.remote.path import DataPath, data_path
 from polyrec.models.errors import DataError, SchemaError
 from polyrec.models.evaluation.metrics import auc
 from polyrec.models.files import validate_as
 from polyrec.models.schema.feature_names import is_usable, new_names
 from polyrec.models.schema.schema import Schema
-from polyrec.models.text import python_command, python_literal
 
 SAMPLE_ROWS = 200_000
-LABELS = ("clicked", "click", "label", "is_click", "target", "purchased", "converted", "conversion", "rating")
-"""Usual names of labels, the surest first."""
 GROUP = re.compile(r"request|impression|query|search|session|group|slate", re.IGNORECASE)
 TIME = re.compile(r"^(time|timestamp|date|datetime|ts|day|created)$|_(time|ts|at)$")
 CONTEXT = re.compile(
     r"^(user|customer|visitor|session|device|platform|country|city|state|region|gender|age|occupation|zip)"
 )
-POSITIVE_TEXTS = ("1", "yes", "y", "true", "t", "click", "clicked", "positive", "pos")
-"""Words, in lower case, with which a label in words is positive."""
 SHARED, SHARED_FROM = 0.5, 100
 """Ids share a table if one's values, at least so many, are to this share values of the other."""
 TELLING = 0.95
@@ -115,7 +109,7 @@ def guess_schema(
         if column is not None and column not in data.column_names:
             raise DataError(f"{place}: no column '{column}'; the columns are {', '.join(data.column_names)}")
     reasons, left_out = dict[str, str](), dict[str, str]()
-    label_of, reasons["label"] = _label(data, label, place)
+    label_of, reasons["label"] = guess_label(data, label, place)
     rest = [c for c in data.column_names if c != label_of["column"]]
     time = next((c for c in rest if c != group and _is_time(c, data[c].type)), None)
     group, why_group = _group(data, [c for c in rest if c != time], group)
@@ -185,82 +179,6 @@ def _sample(path: DataPath) -> pa.Table:
     for i, column in enumerate(table.columns):
         table = table.set_column(i, table.field(i).name, countable(column))
     return table
-
-
-def _label(data: pa.Table, given: str | None, path: DataPath) -> tuple[dict[str, Any], str]:
-    """Returns the label and the reason. Raises SchemaError if no column looks like one."""
-    numbers = [c for c in data.column_names if is_number(data[c].type)]
-    named = [c for c in LABELS if c in numbers]
-    binary = [c for c in numbers if _distinct_numbers(data[c]).tolist() == [0, 1]]
-    if given is None:
-        sure = [c for c in named if c in binary]
-        usual = sure or named or (binary if len(binary) == 1 else [])
-        texts = [c for c in LABELS if c in data.column_names and is_text(data[c].type)]
-        if named:  # a rating beside a click in words, not beside the name of a record label
-            texts = [c for c in texts if pc.count_distinct(data[c]).as_py() == 2]
-        if not sure and texts:
-            raise _text_label(texts[0], data[texts[0]], path, named or binary)
-        if not usual:
-            seen = f"; 0 and 1 only: {', '.join(binary)}" if binary else ""
-            raise SchemaError(f"no column of '{path}' looks like a label{seen}; name it: --label COLUMN")
-        given = usual[0]
-    elif is_text(data[given].type):
-        raise _text_label(given, data[given], path)
-    elif given not in numbers:
-        raise SchemaError(f"column '{given}' of '{path}' is {data[given].type}; a label is a number")
-    values = _distinct_numbers(data[given])
-    positives = _share(data[given], 0.0)
-    if values.size <= 2 or given in binary:
-        return {"column": given}, f"0 or 1; {positives:.1%} positive"
-    above = float(np.nanmedian(floats(data[given])))
-    above = float(values[values < above][-1]) if (values < above).any() else above
-    kept = _share(data[given], above)
-    return (
-        {"column": given, "positive_above": above},
-        f"{values.size} values from {values[0]:g} to {values[-1]:g}: positive above {above:g}, "
-        f"{kept:.1%} of the rows; choose what counts as a success",
-    )
-
-
-def _text_label(
-    name: str, column: pa.ChunkedArray, path: DataPath, others: Sequence[str] = ()
-) -> SchemaError:
-    """Returns the error for a textual label, with a command that converts two values to numbers.
-
-    others: columns that may be the label instead.
-    """
-    values = sorted(set(pc.unique(column).to_pylist()) - {None})
-    shown = ", ".join(repr(value[:30]) for value in values[:3]) + (", ..." if len(values) > 3 else "")
-    said = f"column '{name}' of '{path}' is text ({shown}); a label is a number"
-    if others:
-        said += f" (if another column is the label: --label {'|'.join(others)})"
-    if len(values) != 2 or isinstance(path, RemotePath):
-        return SchemaError(f"{said}, or true and false: write it so, say 1 for a click and 0 for none")
-    counts = {value: pc.sum(pc.equal(column, value)).as_py() for value in values}
-    usual = [value for value in values if value.lower() in POSITIVE_TEXTS]
-    positive = usual[0] if len(usual) == 1 else min(values, key=lambda value: counts[value])
-    name, positive = (python_literal(text) for text in (name, positive))
-    code = f"{code_to_read(path)}; import pyarrow.compute as c; i = t.column_names.index({name}); "
-    code += f'label = c.equal(t[i].cast("string"), {positive}); '
-    code += f'p.write_table(t.set_column(i, {name}, label), "labeled.parquet")'
-    return SchemaError(f"{said}; make one of it in a copy: {python_command(code)}")
-
-
-def code_to_read(data: str | Path) -> str:
-    """Returns Python that reads a file, folder or glob into the table `t`; `p` is pyarrow.parquet.
-
-    Columns are those of the files: pyarrow's own reader adds the names of folders like `day=1`, and knows no
-    globs. In double quotes, for a command in single ones.
-    """
-    path = data_path(data)
-    if isinstance(path, RemotePath):
-        return f"import pyarrow.parquet as p; t = p.read_table({python_literal(str(data))})"
-    files = str(path) if is_glob(path) else escape(str(path)) + ("/**/*.parquet" if path.is_dir() else "")
-    return (
-        "import pyarrow as a, pyarrow.parquet as p; from glob import glob; "
-        f"files = sorted(glob({python_literal(files)}, recursive=True)); "
-        "t = a.concat_tables([p.ParquetFile(f).read() for f in files])"
-    )
 
 
 def _group(data: pa.Table, columns: Sequence[str], given: str | None) -> tuple[str | None, str]:
@@ -375,19 +293,6 @@ def _auc_alone(column: pa.ChunkedArray, label: pa.ChunkedArray, above: float) ->
         return 0.5
     found = auc(values[known], positive[known])
     return max(found, 1 - found)
-
-
-def _distinct_numbers(column: pa.ChunkedArray) -> np.ndarray[Any, Any]:
-    """Returns the distinct values, ascending, float64."""
-    values = floats(pc.unique(column))
-    return np.sort(values[np.isfinite(values)])
-
-
-def _share(column: pa.ChunkedArray, above: float) -> float:
-    """Returns the share of rows above a value."""
-    values = floats(column)
-    known = values[~np.isnan(values)]
-    return float((known > above).mean()) if known.size else 0.0
 
 
 def _name(path: DataPath) -> str:

@@ -298,7 +298,7 @@ class RemoteTier:
         """Sends new values of one server's rows. Raises OSError."""
         server = part.server
         if not server.up:
-            raise OSError(f"the store at {server.place} does not answer")
+            raise OSError(f"the store at {server.place} does not answer: {server.why_down}")
         try:
             if server not in connections:
                 connections[server] = server.connect(WRITE_TIMEOUT_S)

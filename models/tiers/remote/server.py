@@ -18,6 +18,7 @@ from redis.exceptions import AuthenticationError, RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from polyrec.models.tiers.remote.login import Login, place
+from polyrec.models.tiers.remote.refusal import PROTECTED, refusal
 
 log = logging.getLogger("polyrec.tiers")
 
@@ -47,11 +48,13 @@ class Server:
     """One Redis server. Thread-safe.
 
     url: redis[s]://host[:port][/database], or unix:///path. up: whether requests are sent to it.
+    why_down: why not.
     """
 
     def __init__(self, url: str, login: Login) -> None:
         self.url = url
         self.up = True
+        self.why_down = ""
         self._login = login
         self._idle: list[Connection] = []
         self._logged_s = dict.fromkeys(("absent", "error", "foreign", "target"), -LACKS_EVERY_S)
@@ -129,7 +132,7 @@ class Server:
             self._late += 1
             if self._late < MAX_LATE:
                 return not self.up
-        self.up = False
+        self.up, self.why_down = False, self.reason(error)
         self.close()
         return True
 
@@ -223,11 +226,23 @@ class Server:
 
     def _ask(self, timeout_s: float, words: tuple[str, ...]) -> Any:
         """Sends a command over a new connection; returns the reply, which may be an error. Raises OSError."""
+        try:
+            return self._asked(timeout_s, words)
+        except TimeoutError:
+            raise
+        except OSError:
+            if (why := refusal(self.url, self._login.ca_file)) is None:
+                raise
+        raise OSError(f"the store at {self.place} refuses connections: {why[:MAX_ERROR]}")
+
+    def _asked(self, timeout_s: float, words: tuple[str, ...]) -> Any:
         connection = self.connect(timeout_s)
         try:
             connection.send_command(*words)
             return connection.read_response()
         except ResponseError as e:
+            if str(e).startswith(PROTECTED):
+                raise OSError(str(e)) from None
             return e
         # MemoryError and TypeError are hiredis' for what is no reply of Redis
         except (RedisError, MemoryError, TypeError) as e:

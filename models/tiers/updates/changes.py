@@ -9,9 +9,6 @@ overlaid before the tiers serve. With an update log, updates outlive the process
 from __future__ import annotations
 
 import logging
-import mmap
-import os
-import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -39,10 +36,10 @@ from polyrec.models.tiers.updates.update import (
 )
 from polyrec.models.tiers.updates.update_figures import UpdateFigures
 from polyrec.models.tiers.updates.update_log import Record, UpdateLog, UpdateLogError, record_of
+from polyrec.models.tiers.updates.value_file import ValueFile
 
 log = logging.getLogger("polyrec.serving")
 
-MIN_ROWS = 1024
 MAX_KEYS = 100_000
 """Maximum keys of updates that are remembered; the oldest are dropped."""
 KEY_BYTES = 16
@@ -75,8 +72,7 @@ class Changes:
         self._key_bytes = 0
         self._lock = threading.RLock()
         self._tables: dict[str, KeptValues] = {}
-        self._file: int | None = None
-        self._values: Bytes = np.empty((0, 0), np.uint8)
+        self._file = ValueFile(directory)
         self._rows = 0
         self._latest = 0
         self._stacks: list[TierStack] = []
@@ -182,7 +178,7 @@ class Changes:
         where = self._directory
         try:
             # allocate first, because a rejected update must leave no trace
-            self._make_room(update.rows)
+            self._file.make_room(self._rows, update.rows)
             if self._update_log is not None:
                 where = self._update_log.path
                 self._restore(self._update_log)
@@ -268,7 +264,7 @@ class Changes:
 
     def _compact(self) -> None:
         """Rewrites the log if most of it is superseded; keeps the old one on failure."""
-        live = self._rows * (8 + self._values.shape[1]) + self._key_bytes + self.names.bytes
+        live = self._rows * (8 + self._file.row_bytes) + self._key_bytes + self.names.bytes
         if self._update_log is None or not self._update_log.is_mostly_superseded(live):
             return
         try:
@@ -285,7 +281,7 @@ class Changes:
             for first in range(0, kept.ids.size, ROWS_PER_RECORD):
                 part = slice(first, first + ROWS_PER_RECORD)
                 yield record_of(
-                    "", {table: StoredTableUpdate(kept.ids[part], self._values[kept.slots[part]])}
+                    "", {table: StoredTableUpdate(kept.ids[part], self._file.values[kept.slots[part]])}
                 )
 
     def over(self, source: ReadRows, sizes: Mapping[str, int], encoder: Encoder) -> ReadRows:
@@ -298,7 +294,7 @@ class Changes:
                 begin, end = np.searchsorted(fused, (first, first + count))
                 if end > begin:
                     given = given.copy()
-                    given[fused[begin:end] - first] = self._values[slots[begin:end]]
+                    given[fused[begin:end] - first] = self._file.values[slots[begin:end]]
             return given
 
         return rows
@@ -316,7 +312,7 @@ class Changes:
                 if not filled:
                     late |= _are_remote(stack, table, kept.ids)
                 if late.any():
-                    missed[table] = StoredTableUpdate(kept.ids[late], self._values[kept.slots[late]])
+                    missed[table] = StoredTableUpdate(kept.ids[late], self._file.values[kept.slots[late]])
             if missed:
                 overlay(stack, missed)
             if self.names.added:
@@ -348,13 +344,10 @@ class Changes:
                 self._update_log.close(remove)
                 self._update_log = None
             self._tables, self._rows = {}, 0
-            self._values = np.empty((0, 0), np.uint8)
-            if self._file is not None:
-                os.close(self._file)
-                self._file = None
+            self._file.close()
 
     def _keep(self, update: Mapping[str, StoredTableUpdate]) -> None:
-        self._make_room(update)
+        self._file.make_room(self._rows, update)
         self._latest += 1
         for table, given in update.items():
             # logs of earlier versions may repeat ids
@@ -363,23 +356,7 @@ class Changes:
             slots, new = kept.put(ids, self._latest, self._rows)
             self._rows += new
             # in place, since all reads hold the lock
-            self._values[slots] = values
-
-    def _make_room(self, update: Mapping[str, StoredTableUpdate]) -> None:
-        wanted = self._rows + sum(given.ids.size for given in update.values())
-        if wanted <= len(self._values):
-            return
-        row_bytes = next(iter(update.values())).values.shape[1]
-        if self._file is None:
-            self._directory.mkdir(parents=True, exist_ok=True)
-            file, name = tempfile.mkstemp(".changes", "polyrec-", self._directory)
-            os.unlink(name)
-            self._file = file
-        rows = max(wanted, 2 * len(self._values), MIN_ROWS)
-        # allocate now: on a full disk this raises, while a write through the mapping would kill the process
-        os.posix_fallocate(self._file, 0, rows * row_bytes)
-        memory = mmap.mmap(self._file, rows * row_bytes)
-        self._values = np.frombuffer(memory, np.uint8).reshape(rows, row_bytes)
+            self._file.values[slots] = values
 
     def _ordered(self, sizes: Mapping[str, int], encoder: Encoder) -> tuple[I64, I64]:
         """Returns (updated rows of the fused weight, sorted; their rows in the file)."""

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from polyrec.measure.profile.measure import ProfileSettings
     from polyrec.measure.profile.quality import PathQuality
     from polyrec.models.bundle.bundle import Bundle
+    from polyrec.models.data.split import Splitter
     from polyrec.planner.devices import Machine
     from polyrec.planner.plan import LaneKind, PlannedPath
     from polyrec.planner.profile import Front, Hop, Profile
@@ -38,8 +39,6 @@ def measure_profile(args: argparse.Namespace) -> Profile:
     from polyrec.measure.profile.measure import path_profile
     from polyrec.measure.profile.quality import quality_differences
     from polyrec.models.bundle.bundle import load_bundle
-    from polyrec.models.data.reader import open_data
-    from polyrec.models.data.split import require_test_rows
     from polyrec.planner.profile import Profile
 
     _check_flags(args)
@@ -47,10 +46,8 @@ def measure_profile(args: argparse.Namespace) -> Profile:
     labels = labels_of(args.bundles)
     bundles = {labels[path]: load_bundle(path) for path in args.bundles}
     given = _given_qualities(args, labels, bundles)
-    if args.data:
-        for bundle in bundles.values():
-            # reports data that cannot be read, or have no test rows, before the work
-            require_test_rows(open_data(args.data, bundle.manifest.schema_), bundle.manifest.schema_)
+    # reports data that cannot be read, or have no test rows, before the work
+    splitter = _splitter(args.data, bundles) if args.data else None
     out = Path(args.out)
     print("detecting devices ...", file=sys.stderr)
     machine = discover(out.parent).machine
@@ -61,7 +58,7 @@ def measure_profile(args: argparse.Namespace) -> Profile:
             _qualities(args, found, bundles, given, log)  # reports a missing figure before the work
         found = _measure_paths(found, settings, log, out.parent)
         cpu_wait = _cpu_wait(found, settings, log)
-        qualities = _qualities(args, found, bundles, given, log)
+        qualities = _qualities(args, found, bundles, given, log, splitter)
         if args.precisions is None:
             found, qualities = _without_losing_precisions(found, qualities)
         if args.metric == "accuracy":
@@ -82,6 +79,21 @@ def measure_profile(args: argparse.Namespace) -> Profile:
         profile = profile.model_copy(update=_outside_lanes(profile, found, args.seed))
         _save(profile, out)
     return profile
+
+
+def _splitter(data: str, bundles: Mapping[str, Bundle]) -> Splitter:
+    """Returns the splitter of the data. Raises DataError if any bundle's schema leaves no test rows."""
+    from polyrec.models.data.reader import open_data
+    from polyrec.models.data.split import require_test_rows
+
+    found: Splitter | None = None
+    for bundle in bundles.values():
+        schema = bundle.manifest.schema_
+        reader = open_data(data, schema)
+        if found is None or found.split != schema.split:
+            found = require_test_rows(reader, schema)
+    assert found is not None
+    return found
 
 
 def _candidates(args: argparse.Namespace, bundles: Mapping[str, Bundle], machine: Machine) -> list[Candidate]:
@@ -278,6 +290,7 @@ def _qualities(
     bundles: Mapping[str, Bundle],
     given: Mapping[str, float],
     log: SampleLog,
+    splitter: Splitter | None = None,
 ) -> dict[str, PathQuality]:
     from polyrec.cli.progress import ProgressBars
     from polyrec.measure.profile.quality import bundle_quality, measure_quality
@@ -285,7 +298,7 @@ def _qualities(
     if args.data is None:
         return {c.name: bundle_quality(c, bundles, given, args.metric) for c in found}
     with ProgressBars() as bars:
-        return measure_quality(found, args.data, log, bars.phase, args.metric)
+        return measure_quality(found, args.data, log, bars.phase, args.metric, splitter)
 
 
 def _warn_of_few_positives(qualities: Mapping[str, PathQuality]) -> None:

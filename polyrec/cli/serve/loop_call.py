@@ -30,7 +30,8 @@ def run_call(args: argparse.Namespace) -> int:
     folder = LoopFolder(Path(args.state))
     if args.call == "run":
         return _run(folder, args)
-    folder.require()
+    if args.call != "hold":  # which also applies to a loop that is yet to be started
+        folder.require()
     if args.call == "status":
         print(json.dumps(as_json(folder)) if args.json else "\n".join(lines(folder)))
     elif args.call == "hold":

@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _how_to_rename(data: str, renames: Mapping[str, str]) -> str:
     """Lists the columns left out for their names, with a command that renames them in a copy."""
-    from polyrec.models.data.guess.schema_guess import code_to_read
+    from polyrec.models.data.guess.read_code import code_to_read
     from polyrec.models.text import python_command, python_literal
 
     code = f"{code_to_read(data)}; new = {python_literal(dict(renames))}; "

@@ -132,8 +132,7 @@ def _predictions(args: argparse.Namespace, bundles: Mapping[str, Bundle]) -> Pre
             precision=args.precision,
             on_malformed=args.on_malformed,
             phase=bars.phase,
-            since=args.since,
-            until=args.until,
+            period=(args.since, args.until),
         )
 
 

@@ -336,10 +336,8 @@ class Connection(asyncio.Protocol):
             body = b""
         headers = (*self._server_state.default_headers, (REQUEST_ID, self._request_id), *headers)
         self._channel.write(to_wire(status, headers, body, self._keep_alive))
-        access_log = self._frontend.access_log
-        if access_log is not None and access_log.samples():
-            took_s = clock() - self._begun_s
-            access_log.answered(self._request_id, self._head, self._request, status, took_s)
+        if (access_log := self._frontend.access_log) is not None and access_log.samples():
+            access_log.answered(self._request_id, self._head, self._request, status, clock() - self._begun_s)
         self._request = None
         self._request_id = b""
         rest = self._reader.skip(self._buffer) if unread else self._buffer

@@ -9,7 +9,7 @@ import pytest
 from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.data.encoded import encode
 from polyrec.models.data.reader import open_data
-from polyrec.models.data.split import TEST, fit_splitter
+from polyrec.models.data.split import TEST, fit_splitter, require_test_rows
 from polyrec.models.dlrm.dlrm import Architecture
 from polyrec.models.errors import DataError
 from polyrec.models.evaluation.predictions import predict_all
@@ -70,6 +70,14 @@ def test_bundles_that_encode_alike_share_one_pass(clicks: Path, learn: Callable[
     phases = Phases()
     predict_all({"a": learn(seed=0), "b": learn(seed=1)}, clicks, (TEST,), phase=phases)
     assert phases.names == ["split", "encode", "predict a", "predict b"]
+
+
+def test_a_given_splitter_is_not_fitted_again(clicks: Path, bundle: Bundle) -> None:
+    schema, phases = bundle.manifest.schema_, Phases()
+    splitter = require_test_rows(open_data(clicks, schema), schema)
+    found = predict_all({"a": bundle}, clicks, (TEST,), phase=phases, splitter=splitter)
+    assert phases.names == ["encode", "predict a"]
+    assert found.probabilities["a"] == pytest.approx(alone(bundle, clicks))
 
 
 @pytest.mark.parametrize(

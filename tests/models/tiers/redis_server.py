@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import shutil
 import socket
+import struct
 import subprocess
+import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -108,3 +111,32 @@ def certify(file: Path) -> Path:
         capture_output=True,
     )
     return key
+
+
+class ProtectedStore:
+    """A listener that refuses every connection like a Redis server in protected mode.
+
+    Its error comes unasked. A client that has sent something meets a closed connection and loses the error,
+    as sometimes happens with Redis.
+    """
+
+    def __init__(self) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"redis://127.0.0.1:{self._listener.getsockname()[1]}"
+        threading.Thread(target=self._refuse, daemon=True).start()
+
+    def close(self) -> None:
+        self._listener.close()
+
+    def _refuse(self) -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = self._listener.accept()
+                with connection:
+                    connection.settimeout(0.1)
+                    try:
+                        connection.recv(1)
+                        # closing then resets the connection
+                        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                    except TimeoutError:
+                        connection.sendall(b"-DENIED Redis is running in protected mode\r\n")

@@ -13,6 +13,7 @@ from polyrec.planner.routing import batching, feasibility
 from polyrec.planner.routing.admission import admission
 from polyrec.planner.routing.lanes.lane import LaneState
 from polyrec.planner.routing.latency.latency_table import in_batches
+from polyrec.planner.routing.policies.loss_backoff import MAX_FILL_SHARE
 from polyrec.planner.routing.policies.policy import BatchChoice
 from polyrec.planner.routing.query import Query, Reason
 from polyrec.planner.routing.queue import LOWEST, RESERVED_SHARE, Piece
@@ -292,11 +293,17 @@ def reason(state: RouterState, p: int, query: Query) -> Reason:
     best = [
         (lane, p) for lane in state.usable for p in lane.paths if state.paths[p].value >= state.best_value
     ]
+    usual_s = state.service_time_s(int(state.observed.urgent_mean), 0)
+    kept_s = MAX_FILL_SHARE * max(query.deadline_s - query.arrival_s, state.observed.budget_s)
     for lane, p in best:
         latency = state.paths[p].latency
-        factors = lane.correction.tail if p == lane.fastest else lane.correction.cautious_tail
+        is_fastest = p == lane.fastest
+        factors = lane.correction.tail if is_fastest else lane.correction.cautious_tail
         if query.rows <= latency.rows and latency.tail[query.rows] * factors[p] <= budget_s:
-            return Reason.LOAD
+            took_s = latency.median[query.rows] * lane.correction.median[p]
+            done = took_s * lane.rate * state.front_factor
+            if is_fastest or done / state.total_rate + usual_s <= kept_s:
+                return Reason.LOAD
     lost = [
         lane
         for lane in state.lanes

@@ -87,6 +87,33 @@ def test_a_slow_best_path_gives_reason_load_or_deadline_but_not_failure():
     assert query.reason is Reason.DEADLINE
 
 
+@pytest.mark.parametrize(
+    ("budget_s", "at_once", "reason"), [(0.0011, 1, Reason.DEADLINE), (0.002, 8, Reason.LOAD)]
+)
+def test_reason_is_deadline_if_an_idle_server_could_not_choose_the_best_path_either(
+    budget_s, at_once, reason
+):
+    """The best path takes 0.86 ms at the 99th percentile, and must leave time for another query."""
+    driver = RouterDriver(router(lanes=cpu_lanes(1)))
+    for n in range(20):
+        driver.now_s = n / 10
+        driver.router.tick(driver.now_s)
+        queries = [driver.submit(23, budget_s) for _ in range(at_once)]
+        driver.run(driver.now_s + 0.05)
+    assert driver.ends[queries[0]] == ["answered"]
+    assert driver.router.state.path_specs[queries[0].path].name == "table@cpu"
+    assert queries[0].reason is reason
+
+
+def test_reason_is_load_if_only_the_shorter_budgets_of_others_rule_out_the_best_path():
+    driver = RouterDriver(router(lanes=cpu_lanes(1)))
+    driver.router.state.observed.budget_s = 0.001
+    query = driver.submit(23, 0.1)
+    driver.turn()
+    assert driver.router.state.path_specs[query.path].name == "table@cpu"
+    assert query.reason is Reason.LOAD
+
+
 def test_a_probe_on_a_worse_path_gives_reason_probe():
     driver = RouterDriver(router(lanes=cpu_lanes(2)))
     driver.router.lane_down(0)

@@ -23,7 +23,7 @@ from polyrec.feed.source import FeedFailed
 from polyrec.models.tiers.updates.update import TableUpdate
 from polyrec.models.tiers.updates.update_file import encode_update
 from polyrec.server.child import ServerProcess
-from tests.models.tiers.redis_server import RedisServer
+from tests.models.tiers.redis_server import ProtectedStore, RedisServer
 from tests.polyrec.feed.conftest import TOKEN
 from tests.polyrec.feed.updates import WIDTH, document, metrics
 
@@ -198,6 +198,15 @@ def test_entries_after_one_unsent_at_shutdown_are_not_sent(store: RedisServer) -
         feed.run(once=True)
     assert len(calls) == 1
     assert (feed.sent, client.xpending("ends", "polyrec")["pending"]) == (0, 3)
+
+
+def test_a_store_in_protected_mode_ends_the_feed_with_its_reason() -> None:
+    store = ProtectedStore()
+    source = RedisStream.connect(store.url, "updates", "polyrec")
+    with pytest.raises(FeedFailed, match="stream 'updates': DENIED Redis is running in protected mode"):
+        source.open()
+    source.close()
+    store.close()
 
 
 @pytest.mark.parametrize(("status", "offense"), [(308, "308"), (401, "401")])

@@ -34,7 +34,9 @@ def test_figures_are_those_of_each_path_on_the_same_newest_rows(
     found = measure({"one": one, "other": other}, first_day / "log", None, UNTIL, "auc")
     assert list(found.expected) == [("one", "a"), ("one", "b"), ("other", "w4"), ("other", "w8")]
     at_width = {"w4": nested.at_width(4), "w8": nested.at_width(8)}
-    made = predict_all({"a": bundle, **at_width}, first_day / "log", (TEST,), runtime="onnx", until=UNTIL)
+    made = predict_all(
+        {"a": bundle, **at_width}, first_day / "log", (TEST,), runtime="onnx", period=(None, UNTIL)
+    )
     for (plan, name), expected in found.expected.items():
         if name == "b":
             continue
@@ -58,7 +60,7 @@ def test_intervals_are_those_of_polyrec_evaluate(first_day: Path, nested: Bundle
     plan = Plan(paths=tuple(path(f"w{w}", nested.path, width=w) for w in (4, 8)))
     found = measure({"p": plan}, first_day / "log", None, UNTIL)
     views = {f"w{w}": nested.at_width(w) for w in (4, 8)}
-    made = predict_all(views, first_day / "log", (TEST,), runtime="onnx", until=UNTIL)
+    made = predict_all(views, first_day / "log", (TEST,), runtime="onnx", period=(None, UNTIL))
     compared = compare(made.label, made.probabilities, "w4", made.group)
     for name, model in compared.items():
         expected = model.metrics["information"]

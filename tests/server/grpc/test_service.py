@@ -365,6 +365,15 @@ def test_a_request_reaches_the_model_that_it_names(
             Code.NOT_FOUND,
             "unknown model 'books'; this server has 'hotels', 'shop'",
         )
+        # an unknown model counts for none, an unknown version for its model, as over HTTP
+        error = refused(stub.infer, infer_request(fruit, model_name="shop", model_version="7"))
+        assert error.code() == Code.NOT_FOUND
+        (unknown,) = stub.method("ModelStreamInfer")(iter([infer_request(hotel, model_name="books")]))
+        assert "unknown model 'books'" in unknown.error_message
+        assert page.post("/v2/models/books/infer", json={}).status_code == 404
+        assert page.post("/v2/models/shop/versions/7/infer", json={}).status_code == 404
+        assert counts(page, endpoint="infer", outcome="invalid", model="shop") == 3
+        assert counts(page, endpoint="infer", outcome="invalid", model="hotels") == 0
         assert [m.name for m in stub.ask("RepositoryIndex").models] == ["hotels", "shop"]
         assert [m.name for m in stub.ask("ModelStatistics").model_stats] == ["hotels", "shop"]
         assert stub.ask("ModelMetadata", name="shop").name == "shop"

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+from pathlib import Path
 
 import pytest
 
+from polyrec.models import memory
 from polyrec.models.errors import RuntimeUnavailable
 from polyrec.models.runtimes.runtime import Runtime
 from polyrec.planner.plan import LaneKind, PlanError, PlannedLane
@@ -39,6 +41,18 @@ def test_a_lane_takes_the_runtimes_it_is_given(paths: Paths, make_batch: MakeBat
     lane = LaneOpening(PlannedLane(name="cpu", kind="inline"), paths[:1], lambda _: None, given).open()
     with pytest.raises(Given):
         asyncio.run(executed(lane, PATH, make_batch(1, 3)))
+
+
+def test_process_lanes_without_memory_for_them_are_refused_before_any_starts(
+    paths: Paths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "meminfo").write_text("MemAvailable: 200000 kB\nSwapFree: 0 kB\n")
+    monkeypatch.setattr(memory, "PROC", tmp_path)
+    openings = [
+        LaneOpening(PlannedLane(name=f"cpu-{i}", kind="process"), paths[:1], lambda _: None) for i in (0, 1)
+    ]
+    with pytest.raises(RuntimeUnavailable, match=r"^not enough memory: process lanes \(2\) need at least"):
+        open_lanes(openings)
 
 
 def test_a_plan_with_a_lane_that_cannot_be_opened_leaves_none_open(paths: Paths) -> None:

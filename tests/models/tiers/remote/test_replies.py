@@ -16,7 +16,7 @@ from polyrec.models.tiers.remote.login import Login
 from polyrec.models.tiers.remote.remote import READ_BYTES, RemoteTier
 from polyrec.models.tiers.remote.server import MAX_CODES, MAX_LATE, Server
 from polyrec.models.tiers.row_format import RowFormat
-from tests.models.tiers.redis_server import RedisServer
+from tests.models.tiers.redis_server import ProtectedStore, RedisServer
 from tests.models.tiers.waiting import wait_until
 
 IDS, ZEROS = np.arange(3), np.zeros(3, np.int64)
@@ -65,6 +65,23 @@ def test_the_log_has_the_error_of_a_store_that_refuses_requests(
     (line,) = caplog.messages
     assert f"the remote store at {server.url} refuses requests: NOPERM" in line
     tier.close()
+
+
+@pytest.mark.parametrize("database", ["", "/3"])  # for which redis-py sends a command when it connects
+def test_a_store_in_protected_mode_is_reported_with_its_reason(
+    database: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = ProtectedStore()
+    tier = RemoteTier(store.url + database, ["a"], FALLBACK, 5.0)
+    assert not tier.up
+    with pytest.raises(
+        OSError, match="does not answer: refuses connections: DENIED Redis is running in prot"
+    ):
+        tier.write(ZEROS, IDS, np.zeros((3, 4), np.uint8))
+    (line,) = caplog.messages
+    assert "failed: refuses connections: DENIED Redis is running in protected mode" in line
+    tier.close()
+    store.close()
 
 
 def test_a_frequent_error_hides_no_other_one(caplog: pytest.LogCaptureFixture) -> None:

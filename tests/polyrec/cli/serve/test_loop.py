@@ -56,8 +56,12 @@ def test_one_iteration_is_held_by_a_person_released_and_shown(
     state = ["--state", str(tmp_path / "state")]
     assert main(["loop", "status", *state]) == 2
     assert "is not a loop's folder" in capsys.readouterr().err
-    (tmp_path / "state" / "control").mkdir(parents=True)
+    assert main(["loop", "hold", "train", "--state", str(tmp_path)]) == 2  # it has other files
+    assert "is not a loop's folder" in capsys.readouterr().err
+    # before the loop's first run
+    assert main(["loop", "hold", "train", "--reason", "busy", *state]) == 0
     assert main(["loop", "force", *state]) == 2
+    assert "there is no iteration yet" in capsys.readouterr().err
     assert main(["loop", "hold", "train", "--reason", "busy", *state]) == 0
     assert f"polyrec loop release train {' '.join(state)}" in capsys.readouterr().out
     assert main([*run, "--once"]) == 3
@@ -100,7 +104,6 @@ def test_a_killed_loop_goes_on_at_its_step(
     command = [sys.executable, "-m", "polyrec", *run, "--train-options", "--epochs 1"]
     record = tmp_path / "state" / "iterations" / "0001" / "record.json"
     # however late it is killed
-    (tmp_path / "state" / "control").mkdir(parents=True)
     assert main(["loop", "hold", "evaluate", "--state", str(tmp_path / "state")]) == 0
     capsys.readouterr()
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
