@@ -138,7 +138,7 @@ def test_requests_without_an_answer_at_the_end_have_failed(clicks: Path, rate: i
         flags = ("-u", "2", "-r", "2", "-t", "3s", "--rate", str(rate), "--budget-ms", "100")
         done = locust(*flags, "--host", url, "Rank", **environment)
     assert done.returncode == 1
-    assert "no answer when the test ended" in done.stdout
+    assert "no answer when the test ended" in done.stderr
     assert " 0.00%" in next(line for line in done.stderr.splitlines() if line.startswith("rank "))
     # with a rate also those that their users could not send
     assert _requests(done.stderr) > 10 if rate else _requests(done.stderr) == 2
