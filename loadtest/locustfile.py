@@ -69,6 +69,9 @@ INVALID = (400, 404, 422)
 """Requests that this server never answers: its reason is shown, the first SHOWN characters."""
 SHOWN = 300
 
+PATIENCE_S = 10.0
+"""When the test ends, a request that has waited so long, or for its budget if that is less, has failed."""
+
 SLO_TABLE = SloTable()
 KNEE = Knee(DWELL_S)
 
@@ -257,6 +260,16 @@ class _User(FastHttpUser):
                 gevent.sleep(0)
         sent = perf_counter()
         due = self.due if self.rate else sent
+        try:
+            self._ask(due, sent)
+        except gevent.GreenletExit:
+            self._cut_off(due)
+            raise
+        if self.rate:
+            self.due += self.random.expovariate(self.rate)
+
+    def _ask(self, due: float, sent: float) -> None:
+        """Sends a request and counts its answer."""
         body, headers, rows = next(self.requests)
         # typed as text, but bytes are sent unchanged
         with self.client.post(
@@ -273,8 +286,26 @@ class _User(FastHttpUser):
             SLO_TABLE.count(self.kind, rows, took, self.budget_s, status, degraded, sent - due)
             if status in INVALID:
                 answer.failure(f"{status}: {(answer.text or '')[:SHOWN]}")
-        if self.rate:
-            self.due += self.random.expovariate(self.rate)
+
+    def _cut_off(self, due: float) -> None:
+        """Counts what had no answer when the test ended: the request, and those that were due meanwhile.
+
+        Otherwise a server that stopped answering in mid-test would seem perfect.
+        """
+        now, limit_s = perf_counter(), min(self.budget_s, PATIENCE_S)
+        while now - due > limit_s:
+            SLO_TABLE.count(self.kind, 0, now - due, self.budget_s, 0, False, 0.0)
+            self.environment.events.request.fire(
+                request_type="POST",
+                name=self.kind,
+                response_time=1e3 * (now - due),
+                response_length=0,
+                exception=TimeoutError("no answer when the test ended"),
+                context={},
+            )
+            if not self.rate:
+                break
+            due += self.random.expovariate(self.rate)
 
 
 class Predict(_User):

@@ -197,10 +197,10 @@ def one_line(error: ValidationError) -> str:
 def atomic_path(target: Path) -> Iterator[Path]:
     """Yields a temporary path beside `target` that is renamed to `target` at the end of the block.
 
-    Works for files and folders. Readers see the old or the new content, never a part. While a folder replaces
-    another, for a moment there is none, which loading a bundle reports as missing. After an exception in the
-    block, the old content stays and the temporary path is removed. A file never replaces a folder
-    (IsADirectoryError), and nothing replaces a pipe or a device (FileExistsError).
+    Works for files and folders. Readers see the old or the new content, never a part, also after a loss of
+    power. While a folder replaces another, for a moment there is none, which loading a bundle reports as
+    missing. After an exception in the block, the old content stays and the temporary path is removed. A file
+    never replaces a folder (IsADirectoryError), and nothing replaces a pipe or a device (FileExistsError).
     """
     if target.exists() and not target.is_file() and not target.is_dir():
         raise FileExistsError(errno.EEXIST, "is a pipe or a device", str(target))
@@ -208,6 +208,8 @@ def atomic_path(target: Path) -> Iterator[Path]:
     _remove(partial)
     try:
         yield partial
+        for written in (*partial.rglob("*"), partial):
+            sync(written)  # a file system may rename before it writes, and then leave an empty file
         if target.is_dir():
             if not partial.is_dir():
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(target))
@@ -222,13 +224,16 @@ def atomic_path(target: Path) -> Iterator[Path]:
 
 
 def create_whole(file: Path, content: bytes) -> None:
-    """Creates a file readable only by its owner, atomically; an existing file stays."""
+    """Creates a file readable only by its owner, atomically and on disk; an existing file stays."""
     partial = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
     try:
         with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as f:
             f.write(content)
+            f.flush()
+            os.fsync(f.fileno())
         with suppress(FileExistsError):
             os.link(partial, file)
+            sync(file.parent)
     finally:
         partial.unlink(missing_ok=True)
 

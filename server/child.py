@@ -6,6 +6,7 @@ This module imports neither torch nor the server; only the child does.
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -113,3 +114,8 @@ def announced(process: subprocess.Popen[str], lifeline: int | None) -> ServerPro
     return ServerProcess(
         ready["url"], process, tuple(ready.get("processes", ())), ready.get("grpc"), lifeline
     )
+
+
+def exit_description(status: int) -> str:
+    """Describes how a process ended. status: as of `Popen.poll`."""
+    return f"ended with status {status}" if status >= 0 else f"was killed by {signal.Signals(-status).name}"

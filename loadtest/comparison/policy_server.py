@@ -17,7 +17,7 @@ from types import TracebackType
 
 from polyrec.loadtest.drivers.connection import LoadError
 from polyrec.planner.plan import Plan, save_plan
-from polyrec.server.child import ServerProcess, start
+from polyrec.server.child import ServerProcess, exit_description, start
 
 DYNAMIC = ("mprec", "deeprecsys", "priced")
 
@@ -70,9 +70,16 @@ class PolicyServer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._child is not None:
-            self._child.stop()
-            self._child = None
+        """Stops the server. Raises LoadError if it had died or does not answer, and the block failed so."""
+        if self._child is None:
+            return
+        status = self._child.process.poll()
+        self._child.stop()
+        self._child = None
+        if status is not None and isinstance(error, OSError | LoadError):
+            raise LoadError(f"the server that was compared {exit_description(status)}") from None
+        if isinstance(error, TimeoutError | urllib.error.URLError):
+            raise LoadError(f"the server that was compared does not answer: {error}") from None
 
     @property
     def url(self) -> str:

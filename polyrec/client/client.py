@@ -18,6 +18,7 @@ from polyrec.client.answers import (
 )
 from polyrec.client.bodies import FEEDBACK, PREDICT, RANK, feedback_body, predict_body, rank_body
 from polyrec.client.call import Call, Options, verifies
+from polyrec.client.deadline import DeadlineTransport
 from polyrec.client.errors import InvalidRequest
 from polyrec.client.rows import Rows
 
@@ -37,7 +38,9 @@ class Client:
 
     def __init__(self, url: str, *, token: str | None = None, **options: Any) -> None:
         self._options = options_of(options)
-        self._http = httpx.Client(**http_settings(url, token))
+        settings = http_settings(url, token)
+        transport = DeadlineTransport(settings["verify"], settings["limits"])
+        self._http = httpx.Client(transport=transport, **settings)
 
     def predict(self, rows: Rows, *, request_id: str | None = None, **options: Any) -> Prediction:
         """Predicts the probability of each row.

@@ -30,6 +30,7 @@ from polyrec.server.app.listening import Ready, listen, reserve, url_of
 from polyrec.server.app.logs import log_to_stderr
 from polyrec.server.app.settings import PREFIX, Settings
 from polyrec.server.app.signals import ignores_sighup
+from polyrec.server.child import exit_description
 from polyrec.server.grpc.opening import require_packages
 
 log = logging.getLogger("polyrec.server")
@@ -132,8 +133,8 @@ class _Supervisor:
                 if self._stopping:
                     return max(status, 0)
                 if not self._announced:
-                    raise ProcessFailed(f"a server process {_exit_description(status)} before it was ready")
-                log.error("server process %d %s; another one starts", process.pid, _exit_description(status))
+                    raise ProcessFailed(f"a server process {exit_description(status)} before it was ready")
+                log.error("server process %d %s; another one starts", process.pid, exit_description(status))
             await asyncio.sleep(delay_s)
             delay_s = min(2 * delay_s, MAX_DELAY_S)
             if self._stopping:
@@ -192,7 +193,3 @@ def _environment(settings: Settings, grpc: socket.socket | None) -> dict[str, st
     if grpc is not None:
         own[f"{PREFIX}GRPC_PORT"] = str(grpc.getsockname()[1])
     return kept | settings.variables() | own
-
-
-def _exit_description(status: int) -> str:
-    return f"ended with status {status}" if status >= 0 else f"was killed by {signal.Signals(-status).name}"

@@ -25,6 +25,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from polyrec.models.data.prediction_log import FEEDBACK, HOUR, LABEL_COLUMNS, REQUESTS
+from polyrec.models.files import sync
 
 log = logging.getLogger("polyrec.prediction_log")
 
@@ -111,6 +112,7 @@ class PartFiles:
         partial = folder / f".{name}.partial"
         try:
             pq.write_table(table.combine_chunks(), partial, compression="zstd")
+            sync(partial)  # a loss of power could leave an empty file, which ends every reading of the log
             os.replace(partial, folder / name)
         finally:
             partial.unlink(missing_ok=True)

@@ -130,6 +130,20 @@ def test_a_shape_is_followed_and_counts_are_the_servers(url: str, clicks: Path) 
     assert _requests(done.stderr) == read_counters(url) - before > 40
 
 
+@pytest.mark.parametrize("rate", [0, 20])
+def test_requests_without_an_answer_at_the_end_have_failed(clicks: Path, rate: int) -> None:
+    environment = {"LOADTEST_DATA": str(clicks), "LOADTEST_ROWS": "1000"}
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        flags = ("-u", "2", "-r", "2", "-t", "3s", "--rate", str(rate), "--budget-ms", "100")
+        done = locust(*flags, "--host", url, "Rank", **environment)
+    assert done.returncode == 1
+    assert "no answer when the test ended" in done.stderr
+    assert " 0.00%" in next(line for line in done.stderr.splitlines() if line.startswith("rank "))
+    # with a rate also those that their users could not send
+    assert _requests(done.stderr) > 10 if rate else _requests(done.stderr) == 2
+
+
 @pytest.mark.long
 def test_workers_counts_add_up_and_a_missed_slo_is_the_exit_status(url: str, clicks: Path) -> None:
     environment = {"LOADTEST_DATA": str(clicks), "LOADTEST_ROWS": "1000"}

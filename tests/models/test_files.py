@@ -145,6 +145,24 @@ def test_a_file_is_created_for_its_owner_and_one_that_exists_stays(tmp_path: Pat
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
 
+def test_what_appears_under_its_name_is_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: set[int] = set()
+    fsync = os.fsync
+
+    def recorded(fd: int) -> None:
+        synced.add(os.fstat(fd).st_ino)
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", recorded)
+    create_whole(tmp_path / "key", b"secret")
+    assert tmp_path.stat().st_ino in synced
+    write_text(tmp_path / "plan.json", "{}")
+    with atomic_path(tmp_path / "bundle") as partial:
+        (partial / "more").mkdir(parents=True)
+        (partial / "more" / "rows").write_bytes(b"rows")
+    assert {path.stat().st_ino for path in tmp_path.rglob("*")} <= synced
+
+
 def test_text_is_written_and_replaced_and_a_link_stays_one(tmp_path: Path) -> None:
     file, link = tmp_path / "file", tmp_path / "link"
     write_text(file, "é")

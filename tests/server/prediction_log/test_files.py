@@ -45,6 +45,22 @@ def test_nothing_is_written_twice_and_no_partial_file_stays(tmp_path: Path) -> N
     assert all(name.startswith("part-") and name.endswith(".parquet") for name in names)
 
 
+def test_a_file_is_on_disk_when_it_appears(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: set[int] = set()
+    fsync = os.fsync
+
+    def recorded(fd: int) -> None:
+        synced.add(os.fstat(fd).st_ino)
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", recorded)
+    files = label_files(tmp_path)
+    files.add([label(0)])
+    files.flush()
+    (part,) = (tmp_path / FEEDBACK / "2026-11-23T12").iterdir()
+    assert part.stat().st_ino in synced
+
+
 def test_the_log_tells_when_records_are_lost_and_when_they_are_written_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from polyrec.cli.main import main
 from polyrec.loadtest.comparison.comparison import Conditions, PolicyComparison
 from polyrec.loadtest.comparison.policy_server import PolicyServer
+from polyrec.loadtest.drivers.connection import LoadError
 from polyrec.loadtest.traffic.source import open_source
 from polyrec.models.bundle.bundle import load_bundle
 from polyrec.planner.plan import Plan, load_plan, save_plan
@@ -75,6 +77,20 @@ def test_a_ladder_tells_when_all_policies_have_run_at_a_rate(plan: Path, clicks:
             (40.0, 80.0), lambda: seen.append([list(trial.ladder) for trial in comparison.trials.values()])
         )
     assert seen == [[[40.0], [40.0]], [[40.0, 80.0], [40.0, 80.0]]]
+
+
+def test_a_server_that_dies_ends_the_comparison_with_the_reason(plan: Path, clicks: Path) -> None:
+    opened = load_plan(plan)
+    conditions = Conditions(slo_s=60.0, seconds=0.2, warmup_s=0.1, max_lag_s=60.0)
+    source = open_source(clicks, load_bundle(opened.paths[0].bundle), 0)
+
+    def compare() -> None:
+        with PolicyServer(opened, ("static:a@cpu",), os.sched_getaffinity(0), {}) as server:
+            comparison = PolicyComparison(server, source, conditions, str)
+            comparison.run_ladder((40.0, 80.0), lambda: os.kill(server.pid, signal.SIGKILL))
+
+    with pytest.raises(LoadError, match="the server that was compared was killed by SIGKILL"):
+        compare()
 
 
 @pytest.mark.parametrize(
