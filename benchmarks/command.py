@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime
 from functools import partial
@@ -124,8 +124,3 @@ def spread(values: Sequence[float], digits: int) -> str:
     """Formats values as mean (minimum to maximum)."""
     mean, least, most = sum(values) / len(values), min(values), max(values)
     return f"{mean:.{digits}f} ({least:.{digits}f} to {most:.{digits}f})"
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Returns the lines of a Markdown table."""
-    return ["| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *rows)]

@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 import uvloop
 
-from benchmarks.command import command_parser, priority, save, table, timestamp
+from benchmarks.command import command_parser, priority, save, timestamp
 from benchmarks.lanes.front_time import Front
 from benchmarks.lanes.shared_bound import LaneUse, bound_of
 from polyrec.loadtest.comparison.simulated import completed
@@ -52,6 +52,7 @@ from polyrec.planner.plan import load_plan, save_plan
 from polyrec.planner.routing.lanes.path import PathSpec
 from polyrec.planner.simulation.trace import Trace
 from polyrec.planner.traffic import Arrivals
+from polyrec.report.text import markdown_table
 from polyrec.server.child import ServerProcess, start
 
 LOADS = (0.6, 1.0, 1.4)
@@ -69,7 +70,7 @@ MAX_LAG_S = 0.004
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """One model. rows: rows per request. plan: plan file with its path. rate: requests/s that it answers."""
+    """One of the models that share the core. rows: per request. plan: file of a plan with its best path."""
 
     name: str
     source: Source
@@ -315,7 +316,7 @@ def page(found: dict[str, Any]) -> str:
             "answering and rejecting leave of the core; each further answer costs what it takes beyond a "
             "rejection.",
             "",
-            *table(head, rows),
+            *markdown_table(head, rows),
             "",
         ]
     )
