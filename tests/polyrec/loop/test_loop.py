@@ -99,7 +99,7 @@ def test_a_person_forces_what_was_held_and_drops_it_later(copied: Copied, days: 
     looped.folder.give("force", held.number)
     assert looped.loop.advance() == looped.loop.every_s
     assert (looped.last.state, looped.last.step, looped.last.forced) == ("running", "train", ("check",))
-    assert "held before train by a person: look first" in looped.said[-1]
+    assert "held before train by an operator: look first" in looped.said[-1]
     looped.folder.give("drop", held.number)
     looped.folder.release("train")
     looped.loop.advance()

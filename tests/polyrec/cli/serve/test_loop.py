@@ -61,7 +61,7 @@ def test_one_iteration_is_held_by_a_person_released_and_shown(
     assert main(["loop", "hold", "train", "--reason", "busy", *state]) == 0
     assert f"polyrec loop release train {' '.join(state)}" in capsys.readouterr().out
     assert main([*run, "--once"]) == 3
-    assert "iteration 1: held before train by a person: busy" in capsys.readouterr().out
+    assert "iteration 1: held before train by an operator: busy" in capsys.readouterr().out
     assert main(["loop", "status", *state]) == 0
     shown = capsys.readouterr().out
     assert "held before train: busy" in shown
