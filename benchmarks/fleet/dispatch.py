@@ -107,7 +107,10 @@ def fleet_of(nodes: int) -> list[str]:
 
 
 def trace(kind: str, capacity: float, queries: int, load: float = MEAN_LOAD) -> tuple[F64, I64]:
-    """Arrivals and rows. A day, or ten bursts, in the time that so many queries take."""
+    """Returns arrival times and rows of `queries` queries.
+
+    kind: diurnal (their time is one day), bursty (ten bursts) or poisson. capacity: rows/s of all nodes.
+    """
     rng = np.random.default_rng(5)
     rate = load * capacity / SIZES.mean_rows
     seconds = queries / rate
@@ -160,7 +163,7 @@ def decision_s(policy: str, weights: Sequence[float]) -> float:
 
 
 def figures(outcome: FleetOutcome, most: float, seconds: float) -> dict[str, Any]:
-    """A run as JSON. of_bound: information in time over the bound's."""
+    """Returns a run's figures for JSON. most: the bound's information. of_bound: the run's divided by it."""
     return {
         "queries": outcome.queries,
         "of_bound": outcome.information / most,
