@@ -50,7 +50,7 @@ def test_the_help_tells_when_a_canary_is_promoted(capsys: pytest.CaptureFixture[
     assert "not before this time: 1h (default: only by command)" in " ".join(capsys.readouterr().out.split())
 
 
-def test_one_iteration_is_held_by_a_person_released_and_shown(
+def test_one_iteration_is_held_by_an_operator_released_and_shown(
     run: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     state = ["--state", str(tmp_path / "state")]
