@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.command import command_parser, save
-from benchmarks.gpu.model import WIDTH, GpuModel, Predict, predictions, ways
+from benchmarks.gpu.model import WIDTH, GpuModel, Predict, lookup_variants, predictions
 from polyrec.models.schema.batch import Batch
 from polyrec.models.tiers.device.kernels import PRECISIONS, available, sums
 from polyrec.models.tiers.device.lookup_bags import bags_in_slot_order
@@ -107,14 +107,14 @@ def device_us(work: Callable[[], object], device: torch.device, repeats: int, to
 def median_us(
     tried: Mapping[str, Predict], batches: list[Batch], device: torch.device, repeats: int
 ) -> dict[str, float]:
-    """Returns each way's median microseconds on the wall clock; ways take turns on the same batches."""
+    """Returns each variant's median wall-clock microseconds; variants take turns on the same batches."""
     times: dict[str, list[float]] = {name: [] for name in tried}
     for i in range(-3, repeats):
         batch = batches[i % len(batches)]
-        for name, way in tried.items():
+        for name, variant in tried.items():
             wait(device)
             begun = time.perf_counter()
-            way(batch)
+            variant(batch)
             wait(device)
             if i >= 0:
                 times[name].append(1e6 * (time.perf_counter() - begun))
@@ -122,9 +122,9 @@ def median_us(
 
 
 def require_equal(tried: Mapping[str, Predict], batches: list[Batch]) -> None:
-    """Raises SystemExit unless all ways give the same numbers."""
+    """Raises SystemExit unless all variants give the same numbers."""
     for batch in batches:
-        answers = {name: torch.as_tensor(way(batch)).cpu().clone() for name, way in tried.items()}
+        answers = {name: torch.as_tensor(variant(batch)).cpu().clone() for name, variant in tried.items()}
         first = next(iter(answers.values()))
         for name, answer in answers.items():
             if not torch.allclose(answer, first, atol=1e-4, rtol=1e-4):
@@ -198,7 +198,7 @@ def kernel(model: GpuModel, size: Size, rates: Mapping[str, float]) -> Iterator[
 def timed(
     model: GpuModel, tried: Mapping[str, Predict], size: Size, batches: tuple[int, ...]
 ) -> Iterator[dict[str, Any]]:
-    """Times all ways to look up or predict, in turns, at each batch size and hit rate.
+    """Times all variants of lookup and prediction, in turns, at each batch size and hit rate.
 
     tried: by name. Raises SystemExit if two of them disagree.
     """
@@ -206,7 +206,7 @@ def timed(
         for hit in HITS:
             drawn = [model.batch(rows, hit) for _ in range(ROTATED)]
             require_equal(tried, drawn[:2])
-            # both ways of misses are known before the choice between them is timed
+            # which also lets `tiers` try direct and copied misses before it is timed
             repeats = size.repeats if rows < 1024 else size.repeats // 2 + 1
             times = median_us(tried, drawn, model.device, repeats)
             others = [times[n] for n in ("gather_and_copy", "embedding_bag") if n in times]
@@ -261,7 +261,7 @@ def measure(device: torch.device, size: Size, out: Path | None = None) -> dict[s
     for precision in PRECISIONS:
         model = GpuModel(device, size.rows, precision)
         # modules cannot be moved within inference mode
-        looking, predicting = ways(model), predictions(model) if precision == "fp32" else {}
+        looking, predicting = lookup_variants(model), predictions(model) if precision == "fp32" else {}
         with torch.inference_mode():
             report["kernel"] += list(kernel(model, size, report["bytes_per_s"]))
             report["lookups"] += list(timed(model, looking, size, size.kernel_batches))

@@ -1,7 +1,7 @@
 """The model of benchmarks/gpu/lookup.py: 26 tables of equal rows, the hotter half of each on the device.
 
-Batches have an exact share of lookups in device memory, so that hit rates are exact. All ways of looking up
-give the same vectors; `ways` describes them.
+Batches have an exact share of lookups in device memory, so that hit rates are exact. `lookup_variants`
+describes the variants of the lookup, which all give the same vectors.
 """
 
 from __future__ import annotations
@@ -74,22 +74,22 @@ class GpuModel:
             torch.device(device)
         )
 
-    def tiered(self, way: int | None) -> TableStage:
-        """Returns a stage over the tiers. way: DIRECT or COPIED for misses; None: chosen while serving."""
+    def tiered(self, mode: int | None) -> TableStage:
+        """Returns a stage over the tiers. mode: DIRECT or COPIED; None: chosen while serving."""
         rows = TieredRows(self.stack)
-        rows.fused = FusedLookups(self.stack, way)
+        rows.fused = FusedLookups(self.stack, mode)
         return TableStage.over(self.schema, self.tables, rows)
 
     def close(self) -> None:
         self.stack.close()
 
 
-def ways(model: GpuModel) -> dict[str, Predict]:
+def lookup_variants(model: GpuModel) -> dict[str, Predict]:
     """Batch -> vectors on the device, [rows, tables, WIDTH].
 
-    tiers, direct, copied: through the stack, choosing the way of misses or held to one. all_on_gpu: a plain
-    gather from one weight. gather_and_copy: gathered on the host into pinned memory, copied. embedding_bag:
-    torch.nn.EmbeddingBag on the device.
+    tiers, direct, copied: through the stack, which chooses the transfer mode of misses, or has one.
+    all_on_gpu: a plain gather from one weight. gather_and_copy: gathered on the host into pinned memory,
+    copied. embedding_bag: torch.nn.EmbeddingBag on the device.
     """
 
     def staged(stage: TableStage) -> Predict:
@@ -108,7 +108,7 @@ def ways(model: GpuModel) -> dict[str, Predict]:
 
 
 def predictions(model: GpuModel) -> dict[str, Predict]:
-    """Batch -> probabilities on the host: each way of looking up, then the dense net in its bucket.
+    """Batch -> probabilities on the host: each variant of the lookup, then the dense net in its bucket.
 
     embedding_bag_plain: without buckets, as plain torch is written.
     """
@@ -116,8 +116,8 @@ def predictions(model: GpuModel) -> dict[str, Predict]:
     def predicting(vectors: Predict) -> Predict:
         return lambda batch: model.buckets(_inputs(model, batch, vectors(batch)))
 
-    looking = ways(model)
-    found = {name: predicting(way) for name, way in looking.items()}
+    looking = lookup_variants(model)
+    found = {name: predicting(lookup) for name, lookup in looking.items()}
 
     def plain(batch: Batch) -> Any:
         inputs = _inputs(model, batch, looking["embedding_bag"](batch))
