@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from benchmarks.gpu.lookup import HITS, Size, measure, require_equal, table
-from benchmarks.gpu.model import GpuModel, predictions, ways
+from benchmarks.gpu.model import GpuModel, lookup_variants, predictions
 from polyrec.models.tiers.device.kernels import PRECISIONS
 
 TINY = Size(rows=60, batches=(1, 5), kernel_batches=(3,), repeats=2, copied=1 << 12)
@@ -21,13 +21,13 @@ def model() -> Iterator[GpuModel]:
 
 
 @pytest.mark.parametrize("hit", HITS)
-def test_every_way_gives_the_same_vectors_and_answers(model: GpuModel, hit: float) -> None:
-    for tried in (ways(model), predictions(model)):
+def test_every_variant_gives_the_same_vectors_and_answers(model: GpuModel, hit: float) -> None:
+    for tried in (lookup_variants(model), predictions(model)):
         with torch.inference_mode():
             require_equal(tried, [model.batch(rows, hit) for rows in (1, 7)])
 
 
-def test_ways_that_differ_are_not_timed(model: GpuModel) -> None:
+def test_variants_that_differ_are_not_timed(model: GpuModel) -> None:
     tried = {"right": lambda batch: np.zeros(batch.candidate.rows), "wrong": lambda batch: np.ones(1)}
     with pytest.raises(SystemExit, match="wrong gives other numbers"):
         require_equal(tried, [model.batch(1, 1.0)])
