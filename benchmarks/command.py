@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime
 from functools import partial
@@ -105,12 +105,12 @@ def saved(file: Path | None) -> dict[str, Any]:
     return found
 
 
-def in_turns(ways: Mapping[str, Callable[[], T]], turns: int, warm_up: int = 0) -> dict[str, list[T]]:
-    """Runs all ways in turns (A B A B) and returns their results; those of `warm_up` turns are dropped."""
-    found: dict[str, list[T]] = {name: [] for name in ways}
+def in_turns(variants: Mapping[str, Callable[[], T]], turns: int, warm_up: int = 0) -> dict[str, list[T]]:
+    """Runs all variants in turns (A B A B); returns their results without those of `warm_up` turns."""
+    found: dict[str, list[T]] = {name: [] for name in variants}
     for number in range(-warm_up, turns):
-        for name, way in ways.items():
-            one = way()
+        for name, variant in variants.items():
+            one = variant()
             if number >= 0:
                 found[name].append(one)
     return found
@@ -121,15 +121,15 @@ def medians(turns: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {key: median(turn[key] for turn in turns) for key in turns[0]}
 
 
-def turn_ms(ways: Mapping[str, Callable[[], object]], turns: int) -> dict[str, float]:
-    """Returns the median milliseconds of this thread's CPU time of each way; ways take turns."""
+def turn_ms(variants: Mapping[str, Callable[[], object]], turns: int) -> dict[str, float]:
+    """Returns the median milliseconds of this thread's CPU time of each variant; variants take turns."""
 
-    def timed(way: Callable[[], object]) -> float:
+    def timed(variant: Callable[[], object]) -> float:
         begun_s = time.thread_time()
-        way()
+        variant()
         return 1e3 * (time.thread_time() - begun_s)
 
-    found = in_turns({name: partial(timed, way) for name, way in ways.items()}, turns)
+    found = in_turns({name: partial(timed, variant) for name, variant in variants.items()}, turns)
     return {name: median(ms) for name, ms in found.items()}
 
 
@@ -137,8 +137,3 @@ def spread(values: Sequence[float], digits: int) -> str:
     """Formats values as mean (minimum to maximum)."""
     mean, least, most = sum(values) / len(values), min(values), max(values)
     return f"{mean:.{digits}f} ({least:.{digits}f} to {most:.{digits}f})"
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Returns the lines of a Markdown table."""
-    return ["| " + " | ".join(cells) + " |" for cells in (head, ["---"] * len(head), *rows)]

@@ -8,7 +8,6 @@ tests/test_repository_layout.py checks the limits; this prints the figures, for 
 
 from __future__ import annotations
 
-import argparse
 import ast
 import io
 import subprocess
@@ -19,7 +18,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+from benchmarks.command import ROOT, command_parser
+
 FOLDERS = (
     "models",
     "planner",
@@ -159,9 +159,7 @@ def tree_of(revision: str | None) -> Iterator[Path]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.readability", description=__doc__.split("\n")[0]
-    )
+    parser = command_parser(__doc__)
     parser.add_argument("revision", nargs="?", help="default: the working tree")
     revision = parser.parse_args().revision
     with tree_of(revision) as root:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import median
 from typing import Any
 
-from benchmarks.command import table
+from polyrec.report.text import markdown_table
 
 NAMES = {
     "single server": "a single server, asked directly",
@@ -55,7 +55,9 @@ def page(found: dict[str, Any]) -> str:
         f"{settings['turns']} turns of {settings['seconds']} s. With so small a model nearly all time is the "
         "way's own.",
         "",
-        *table(["way in", "in flight", "requests/s", "of the single server's", "p50 ms", "p99 ms"], rows),
+        *markdown_table(
+            ["way in", "in flight", "requests/s", "of the single server's", "p50 ms", "p99 ms"], rows
+        ),
         "",
         "Two replicas cannot beat one server here: there are no more cores than before, and the driver takes "
         "one of them. The figures show what a way costs, not how it scales.",
@@ -66,7 +68,7 @@ def page(found: dict[str, Any]) -> str:
         f"{settings['budget_ms']} ms; one disturbance at the start of each {settings['phase_seconds']} s. "
         "Lost: not answered 200.",
         "",
-        *table(
+        *markdown_table(
             ["phase", "took s", "requests", "lost", "late", "p50 ms", "p99 ms", "longest ms", LAG],
             phases,
         ),

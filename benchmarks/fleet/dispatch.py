@@ -66,8 +66,8 @@ BIN_S = BUDGET_S / 4
 MODEL = replace(MODELS[0], accuracy=MODELS[0].accuracy | {"select": SELECT})
 
 
-class Kind:
-    """A kind of node as the router's specs and as the simplified model."""
+class NodeSpecs:
+    """A kind of node: its paths and lanes as the router takes them, and as the simplified model."""
 
     def __init__(self, name: str) -> None:
         machine = load_machine_of("cpu8" if name == "cpu8" else "small-accelerator")
@@ -107,7 +107,10 @@ def fleet_of(nodes: int) -> list[str]:
 
 
 def trace(kind: str, capacity: float, queries: int, load: float = MEAN_LOAD) -> tuple[F64, I64]:
-    """Arrivals and rows. A day, or ten bursts, in the time that so many queries take."""
+    """Returns arrival times and rows of `queries` queries.
+
+    kind: diurnal (their time is one day), bursty (ten bursts) or poisson. capacity: rows/s of all nodes.
+    """
     rng = np.random.default_rng(5)
     rate = load * capacity / SIZES.mean_rows
     seconds = queries / rate
@@ -136,7 +139,7 @@ def chooser(policy: str, weights: Sequence[float], seed: int, dispatchers: int =
     return kinds[policy](weights, rng)
 
 
-def pooled_bound(kinds: dict[str, Kind], names: Sequence[str], at: F64, rows: I64) -> float:
+def pooled_bound(kinds: dict[str, NodeSpecs], names: Sequence[str], at: F64, rows: I64) -> float:
     """Returns the clairvoyant bound of all nodes together, as if they were one machine."""
     paths: list[PathSpec] = []
     lanes: list[LaneSpec] = []
@@ -149,7 +152,7 @@ def pooled_bound(kinds: dict[str, Kind], names: Sequence[str], at: F64, rows: I6
 
 
 def decision_s(policy: str, weights: Sequence[float]) -> float:
-    """Returns the mean CPU seconds to choose a replica and record the query."""
+    """Returns the mean seconds to choose a replica and record the query."""
     made = chooser(policy, weights, 3)
     n = 20_000
     began = perf_counter()
@@ -160,7 +163,7 @@ def decision_s(policy: str, weights: Sequence[float]) -> float:
 
 
 def figures(outcome: FleetOutcome, most: float, seconds: float) -> dict[str, Any]:
-    """A run as JSON. of_bound: information in time over the bound's."""
+    """Returns a run's figures for JSON. most: the bound's information. of_bound: the run's divided by it."""
     return {
         "queries": outcome.queries,
         "of_bound": outcome.information / most,
@@ -172,7 +175,7 @@ def figures(outcome: FleetOutcome, most: float, seconds: float) -> dict[str, Any
     }
 
 
-def run_fleets(kinds: dict[str, Kind], queries: dict[int, int]) -> list[dict[str, Any]]:
+def run_fleets(kinds: dict[str, NodeSpecs], queries: dict[int, int]) -> list[dict[str, Any]]:
     """Simulates all fleet sizes, traffic and policies; for the largest also report ages and dispatchers."""
     found: list[dict[str, Any]] = []
     for nodes, n in queries.items():
@@ -203,7 +206,7 @@ def run_fleets(kinds: dict[str, Kind], queries: dict[int, int]) -> list[dict[str
     return found
 
 
-def check_node(kinds: dict[str, Kind], queries: int) -> list[dict[str, Any]]:
+def check_node(kinds: dict[str, NodeSpecs], queries: int) -> list[dict[str, Any]]:
     """Compares the simplified node with the full simulator on one node of each kind."""
     found = []
     for name, kind in kinds.items():
@@ -232,7 +235,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=Path("docs/results"), metavar="DIR")
     parser.add_argument("--quick", action="store_true", help="a twentieth of the queries: a trial")
     args = parser.parse_args(argv)
-    kinds = {name: Kind(name) for name in KINDS}
+    kinds = {name: NodeSpecs(name) for name in KINDS}
     found = {
         "made": timestamp(),
         "machine": processor(),

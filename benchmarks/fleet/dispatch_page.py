@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from benchmarks.command import table
 from polyrec.models.amounts import percent
+from polyrec.report.text import markdown_table
 
 
 def page(found: dict[str, Any]) -> str:
@@ -20,7 +20,7 @@ def page(found: dict[str, Any]) -> str:
         "",
         "One dispatcher, reports every 100 ms.",
         "",
-        *table(
+        *markdown_table(
             head,
             [
                 [f"{r['nodes']:,}", r["traffic"], r["policy"], *_shares(r)]
@@ -37,13 +37,13 @@ def page(found: dict[str, Any]) -> str:
         "",
         "Each node reports at the given interval, at a phase of its own, so state is up to that old.",
         "",
-        *table(["reports every", *head[1:]], list(_ages(runs, largest))),
+        *markdown_table(["reports every", *head[1:]], list(_ages(runs, largest))),
         "",
         f"## Several dispatchers, {largest:,} nodes, diurnal",
         "",
         "Each dispatcher knows what it sent itself, and all reports.",
         "",
-        *table(
+        *markdown_table(
             ["dispatchers", *head[2:]],
             [
                 [str(r["dispatchers"]), r["policy"], *_shares(r)]
@@ -109,7 +109,7 @@ def _node(found: dict[str, Any]) -> list[str]:
         "Microseconds to choose a replica and record what was sent to it (Python, beside other work on the "
         "machine).",
         "",
-        *table(
+        *markdown_table(
             ["policy", *(f"{int(n):,} nodes" for n in next(iter(found["decision_s"].values())))],
             [
                 [policy, *(f"{1e6 * s:.1f}" for s in by.values())]
@@ -125,7 +125,7 @@ def _node(found: dict[str, Any]) -> list[str]:
         "differ, corrections of latency, faults, lost nodes, the network's time. Both on one node, Poisson, "
         "share of the bound (rows in time); load relative to the capacity on the fastest paths:",
         "",
-        *table(
+        *markdown_table(
             ["kind", "load", "full simulator", "simplified"],
             [
                 [c["kind"], f"{c['load']:g}"]

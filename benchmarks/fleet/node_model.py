@@ -29,7 +29,7 @@ BATCH_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class KindPath:
+class DevicePath:
     """A path on a device.
 
     row_s: seconds per row in the batches that prices assume. max_s: maximum tail up to which queries are
@@ -64,14 +64,14 @@ class NodeKind:
         self.lanes = tuple(i for i, n in enumerate(lanes.values()) for _ in range(n))
         self.lane_counts = tuple(lanes.values())
         self.max_rows = max_rows
-        self.paths: list[KindPath] = []
+        self.paths: list[DevicePath] = []
         for spec in paths:
             table = LatencyTable(spec.latency, max_rows)
             batch = max(table.max_rows_at_tail(BATCH_SHARE * budget_s), usual_rows)
             batch = min(batch, max_rows)
             spread = table.spread[min(usual_rows, max_rows)] / TAIL_DEVIATIONS
             self.paths.append(
-                KindPath(
+                DevicePath(
                     self.devices.index(spec.device),
                     spec.base_value,
                     spec.quality,
@@ -99,7 +99,7 @@ class NodeKind:
         """Seconds by rows on the fastest path of any device."""
         self.service_s = min(p.median[usual_rows] for p in self.paths)
 
-    def order(self, rate: float) -> tuple[tuple[KindPath, ...], ...]:
+    def order(self, rate: float) -> tuple[tuple[DevicePath, ...], ...]:
         """Returns the paths of each device, the highest value minus price first, at `rate` rows/s."""
         prices = self.prices(rate)
         return tuple(
@@ -204,7 +204,7 @@ class NodeModel:
             return True
         return False
 
-    def _execute(self, lane: int, path: KindPath, rows: int, own: slice, now_s: float) -> None:
+    def _execute(self, lane: int, path: DevicePath, rows: int, own: slice, now_s: float) -> None:
         typical_s = path.median[rows]
         end_s = now_s + typical_s * exp(path.spread * next(self._normals))
         self._free[lane] = end_s

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.command import table
 from polyrec.models.amounts import percent
 from polyrec.report.chart import Chart, Series, draw, png
+from polyrec.report.text import markdown_table
 
 PICTURE = "fleet-plan.png"
 SHOWN = ("plan", "peak", "cheapest")
@@ -51,7 +51,9 @@ def page(found: dict[str, Any]) -> str:
         "Paths are chosen again for the same nodes, first for rows in time (the same share of every model), "
         "then for accuracy. Figures: share of rows in time over the day (in the worst hour), mean accuracy.",
         "",
-        *table(["", *(f"{way}: {m}" for way in SHOWN for m in models)], list(_what_ifs(ways, models))),
+        *markdown_table(
+            ["", *(f"{way}: {m}" for way in SHOWN for m in models)], list(_what_ifs(ways, models))
+        ),
         "",
         "Not modeled: the time to start nodes, the transition itself, and uneven load between nodes.",
     ]
@@ -95,7 +97,7 @@ def _ways(found: dict[str, Any], models: Sequence[str]) -> list[str]:
         "- `cheapest`: nodes by the hour, no required accuracy.",
         "- `only ...`: one representation with its accuracy; nodes by the hour, or the peak's all day.",
         "",
-        *table(
+        *markdown_table(
             ["", "$ a day", "over plan", "$ per million predictions", "nodes in use, most and least"]
             + [f"{m}: accuracy" for m in models]
             + ["in time", "gap", "solved in s"],
@@ -108,7 +110,7 @@ def _paths_by_node_type(groups: Iterable[dict[str, Any]]) -> list[str]:
     return [
         "## Which paths where",
         "",
-        *table(
+        *markdown_table(
             ["node type", "nodes", "rows answered by"],
             [
                 [
@@ -129,7 +131,7 @@ def _shadow_prices(worth: Iterable[dict[str, Any]]) -> list[str]:
         "What one more node would save in an hour. A type worth less than it costs is not rented; one worth "
         "more is limited by its maximum.",
         "",
-        *table(
+        *markdown_table(
             ["node type", "costs $/h", "is worth $/h, mean of the day", "at most"],
             [[w["type"], f"{w['price']:.2f}", f"{w['worth']:.3f}", f"{w['at_most']:.3f}"] for w in worth],
         ),
@@ -190,7 +192,7 @@ def _by_hour(found: dict[str, Any]) -> list[str]:
             + [f"{one['models'][m]['quality_by_hour'][h]:.5f}" for one in (plan, peak) for m in (0, 1)]
         )
     names = [m["name"] for m in plan["models"]]
-    return table(
+    return markdown_table(
         ["hour", "requests/s", *types, "plan $/h", "peak $/h"]
         + [f"{way}: {name}" for way in ("plan", "peak") for name in names],
         rows,

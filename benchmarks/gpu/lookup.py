@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.command import command_parser, save
-from benchmarks.gpu.model import WIDTH, GpuModel, Predict, predictions, ways
+from benchmarks.gpu.model import WIDTH, GpuModel, Predict, lookup_variants, predictions
 from polyrec.models.schema.batch import Batch
 from polyrec.models.tiers.device.kernels import PRECISIONS, available, sums
 from polyrec.models.tiers.device.lookup_bags import bags_in_slot_order
@@ -66,6 +66,7 @@ def _sum_bags(
 
 
 def wait(device: torch.device) -> None:
+    """Waits until the device has executed all that was started."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -103,27 +104,27 @@ def device_us(work: Callable[[], object], device: torch.device, repeats: int, to
     return statistics.median(times) / together
 
 
-def in_turns(
+def median_us(
     tried: Mapping[str, Predict], batches: list[Batch], device: torch.device, repeats: int
 ) -> dict[str, float]:
-    """Returns each way's median microseconds on the wall clock; ways take turns on the same batches."""
+    """Returns each variant's median wall-clock microseconds; variants take turns on the same batches."""
     times: dict[str, list[float]] = {name: [] for name in tried}
     for i in range(-3, repeats):
         batch = batches[i % len(batches)]
-        for name, way in tried.items():
+        for name, variant in tried.items():
             wait(device)
             begun = time.perf_counter()
-            way(batch)
+            variant(batch)
             wait(device)
             if i >= 0:
                 times[name].append(1e6 * (time.perf_counter() - begun))
     return {name: statistics.median(t) for name, t in times.items()}
 
 
-def agree(tried: Mapping[str, Predict], batches: list[Batch]) -> None:
-    """Raises SystemExit unless all ways give the same numbers."""
+def require_equal(tried: Mapping[str, Predict], batches: list[Batch]) -> None:
+    """Raises SystemExit unless all variants give the same numbers."""
     for batch in batches:
-        answers = {name: torch.as_tensor(way(batch)).cpu().clone() for name, way in tried.items()}
+        answers = {name: torch.as_tensor(variant(batch)).cpu().clone() for name, variant in tried.items()}
         first = next(iter(answers.values()))
         for name, answer in answers.items():
             if not torch.allclose(answer, first, atol=1e-4, rtol=1e-4):
@@ -146,26 +147,26 @@ def bandwidths(device: torch.device, size: Size) -> dict[str, float]:
     return {"memory": 2 * source.nbytes / memory_us * 1e6, "bus": host.nbytes / statistics.median(times)}
 
 
-def kernel(world: GpuModel, size: Size, rates: Mapping[str, float]) -> Iterator[dict[str, Any]]:
+def kernel(model: GpuModel, size: Size, rates: Mapping[str, float]) -> Iterator[dict[str, Any]]:
     """Times the kernel alone, with its lookups already on the device."""
-    hot, slab, row_format = world.stack.tiers.device, world.stack.tiers.slab, world.row_format
+    hot, slab, row_format = model.stack.tiers.device, model.stack.tiers.slab, model.row_format
     assert hot is not None
-    stage = world.tiered(None)
+    stage = model.tiered(None)
     bag = None
     if row_format.precision == "fp32":
-        bag = torch.nn.EmbeddingBag.from_pretrained(world.weight.to(world.device), mode="sum")
+        bag = torch.nn.EmbeddingBag.from_pretrained(model.weight.to(model.device), mode="sum")
     for rows in size.kernel_batches:
         for hit in HITS:
             given: list[tuple[Tensor, Tensor, Tensor]] = []
             misses = 0
             for _ in range(ROTATED):
-                fused = bags_in_slot_order(stage.rows.lookups(world.batch(rows, hit))).rows
-                where = RowLocations.locate(world.stack.tiers.layout, fused)
+                fused = bags_in_slot_order(stage.rows.lookups(model.batch(rows, hit))).rows
+                where = RowLocations.locate(model.stack.tiers.layout, fused)
                 cold = where.tier != DEVICE
                 misses += int(cold.sum())
                 codes = np.where(cold, -1 - slab.row_addresses(where.local), where.local)
-                there = (torch.from_numpy(codes).to(world.device), torch.from_numpy(fused).to(world.device))
-                given.append((*there, torch.empty((fused.size, WIDTH), device=world.device)))
+                there = (torch.from_numpy(codes).to(model.device), torch.from_numpy(fused).to(model.device))
+                given.append((*there, torch.empty((fused.size, WIDTH), device=model.device)))
             count = given[0][0].numel()
 
             def run(all_of: Any = given) -> None:
@@ -178,15 +179,15 @@ def kernel(world: GpuModel, size: Size, rates: Mapping[str, float]) -> Iterator[
                 "hit": hit,
                 "lookups": count,
             }
-            near = (count - misses / ROTATED) * row_format.bytes + count * (4 * WIDTH + 8)
-            far = misses / ROTATED * row_format.bytes
-            one["floor_us"] = 1e6 * max(near / rates["memory"], far / rates["bus"])
-            one["kernel_us"] = device_us(run, world.device, size.repeats, ROTATED)
+            memory_bytes = (count - misses / ROTATED) * row_format.bytes + count * (4 * WIDTH + 8)
+            bus_bytes = misses / ROTATED * row_format.bytes
+            one["floor_us"] = 1e6 * max(memory_bytes / rates["memory"], bus_bytes / rates["bus"])
+            one["kernel_us"] = device_us(run, model.device, size.repeats, ROTATED)
             if bag is not None and hit == 1.0:
-                offsets = torch.arange(count, device=world.device)
+                offsets = torch.arange(count, device=model.device)
                 one["embedding_bag_us"] = device_us(
                     partial(_sum_bags, bag, given, offsets),
-                    world.device,
+                    model.device,
                     size.repeats,
                     ROTATED,
                 )
@@ -195,22 +196,22 @@ def kernel(world: GpuModel, size: Size, rates: Mapping[str, float]) -> Iterator[
 
 
 def timed(
-    world: GpuModel, tried: Mapping[str, Predict], size: Size, batches: tuple[int, ...]
+    model: GpuModel, tried: Mapping[str, Predict], size: Size, batches: tuple[int, ...]
 ) -> Iterator[dict[str, Any]]:
-    """Times all ways to look up or predict, in turns, at each batch size and hit rate.
+    """Times all variants of lookup and prediction, in turns, at each batch size and hit rate.
 
     tried: by name. Raises SystemExit if two of them disagree.
     """
     for rows in batches:
         for hit in HITS:
-            drawn = [world.batch(rows, hit) for _ in range(ROTATED)]
-            agree(tried, drawn[:2])
-            # both ways of misses are known before the choice between them is timed
+            drawn = [model.batch(rows, hit) for _ in range(ROTATED)]
+            require_equal(tried, drawn[:2])
+            # which also lets `tiers` try direct and copied misses before it is timed
             repeats = size.repeats if rows < 1024 else size.repeats // 2 + 1
-            times = in_turns(tried, drawn, world.device, repeats)
+            times = median_us(tried, drawn, model.device, repeats)
             others = [times[n] for n in ("gather_and_copy", "embedding_bag") if n in times]
             yield {
-                "precision": world.row_format.precision,
+                "precision": model.row_format.precision,
                 "batch": rows,
                 "hit": hit,
                 "us": times,
@@ -258,16 +259,16 @@ def measure(device: torch.device, size: Size, out: Path | None = None) -> dict[s
         "predictions": [],
     }
     for precision in PRECISIONS:
-        world = GpuModel(device, size.rows, precision)
+        model = GpuModel(device, size.rows, precision)
         # modules cannot be moved within inference mode
-        looking, predicting = ways(world), predictions(world) if precision == "fp32" else {}
+        looking, predicting = lookup_variants(model), predictions(model) if precision == "fp32" else {}
         with torch.inference_mode():
-            report["kernel"] += list(kernel(world, size, report["bytes_per_s"]))
-            report["lookups"] += list(timed(world, looking, size, size.kernel_batches))
+            report["kernel"] += list(kernel(model, size, report["bytes_per_s"]))
+            report["lookups"] += list(timed(model, looking, size, size.kernel_batches))
             if predicting:
-                report["predictions"] += list(timed(world, predicting, size, size.batches))
+                report["predictions"] += list(timed(model, predicting, size, size.batches))
         save(out, report)
-        world.close()
+        model.close()
         print(f"{precision} done", flush=True)
     return report
 

@@ -1,7 +1,7 @@
 """The model of benchmarks/gpu/lookup.py: 26 tables of equal rows, the hotter half of each on the device.
 
-Batches have an exact share of lookups in device memory, so that hit rates are exact. All ways of looking up
-give the same vectors; `ways` describes them.
+Batches have an exact share of lookups in device memory, so that hit rates are exact. `lookup_variants`
+describes the variants of the lookup, which all give the same vectors.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ Predict = Callable[[Batch], Any]
 
 
 class GpuModel:
-    """One model's rows on the host, on the device, and over tiers. rows: of each table."""
+    """One model with all rows on the host, all on the device, or in tiers. rows: of each table."""
 
     def __init__(self, device: torch.device, rows: int, precision: Precision = "fp32") -> None:
         generator = torch.Generator().manual_seed(0)
         self.schema = load_schema("criteo")
         self.tables = {t: rows for t in self.schema.tables}
-        self.near, self.rows, self.device = rows // 2, rows, device
+        self.device_rows, self.rows, self.device = rows // 2, rows, device
         self.row_format = RowFormat(WIDTH, precision)
         self.random = np.random.default_rng(0)
         self.weight = quantize(torch.randn(sum(self.tables.values()), WIDTH, generator=generator), precision)
-        cuts = {t: {"device": self.near, "host": rows - self.near} for t in self.tables}
+        cuts = {t: {"device": self.device_rows, "host": rows - self.device_rows} for t in self.tables}
         self.stack = open_stack(
             rows_of_weight(self.weight, self.row_format, self.tables),
             TierSettings.model_validate({"cuts": cuts}),
@@ -60,8 +60,8 @@ class GpuModel:
     def batch(self, rows: int, hit: float) -> Batch:
         """Draws rows whose lookups are in device memory with a given probability, uniform within it."""
         shape = rows, len(self.tables)
-        hot = self.random.integers(0, self.near, shape)
-        cold = self.random.integers(self.near, self.rows, shape)
+        hot = self.random.integers(0, self.device_rows, shape)
+        cold = self.random.integers(self.device_rows, self.rows, shape)
         ranks = np.where(self.random.random(shape) < hit, hot, cold)
         dense = self.random.normal(size=(rows, len(self.schema.dense))).astype(np.float32)
         empty, none = np.empty(0, np.int64), np.zeros(1, np.int64)
@@ -74,66 +74,67 @@ class GpuModel:
             torch.device(device)
         )
 
-    def tiered(self, way: int | None) -> TableStage:
+    def tiered(self, mode: int | None) -> TableStage:
+        """Returns a stage over the tiers. mode: DIRECT or COPIED; None: chosen while serving."""
         rows = TieredRows(self.stack)
-        rows.fused = FusedLookups(self.stack, way)
+        rows.fused = FusedLookups(self.stack, mode)
         return TableStage.over(self.schema, self.tables, rows)
 
     def close(self) -> None:
         self.stack.close()
 
 
-def ways(world: GpuModel) -> dict[str, Predict]:
+def lookup_variants(model: GpuModel) -> dict[str, Predict]:
     """Batch -> vectors on the device, [rows, tables, WIDTH].
 
-    tiers, direct, copied: through the stack, choosing the way of misses or held to one. all_on_gpu: a plain
-    gather from one weight. gather_and_copy: gathered on the host into pinned memory, copied. embedding_bag:
-    torch.nn.EmbeddingBag on the device.
+    tiers, direct, copied: through the stack, which chooses the transfer mode of misses, or has one.
+    all_on_gpu: a plain gather from one weight. gather_and_copy: gathered on the host into pinned memory,
+    copied. embedding_bag: torch.nn.EmbeddingBag on the device.
     """
 
     def staged(stage: TableStage) -> Predict:
         return lambda batch: stage(batch).candidate
 
     found = {
-        "tiers": staged(world.tiered(None)),
-        "direct": staged(world.tiered(DIRECT)),
-        "copied": staged(world.tiered(COPIED)),
-        "all_on_gpu": staged(world.flat(world.device)),
-        "gather_and_copy": _gather_and_copy(world),
+        "tiers": staged(model.tiered(None)),
+        "direct": staged(model.tiered(DIRECT)),
+        "copied": staged(model.tiered(COPIED)),
+        "all_on_gpu": staged(model.flat(model.device)),
+        "gather_and_copy": _gather_and_copy(model),
     }
-    if world.row_format.precision == "fp32":
-        found["embedding_bag"] = _embedding_bag(world)
+    if model.row_format.precision == "fp32":
+        found["embedding_bag"] = _embedding_bag(model)
     return found
 
 
-def predictions(world: GpuModel) -> dict[str, Predict]:
-    """Batch -> probabilities on the host: each way of looking up, then the dense net in its bucket.
+def predictions(model: GpuModel) -> dict[str, Predict]:
+    """Batch -> probabilities on the host: each variant of the lookup, then the dense net in its bucket.
 
     embedding_bag_plain: without buckets, as plain torch is written.
     """
 
     def predicting(vectors: Predict) -> Predict:
-        return lambda batch: world.buckets(_inputs(world, batch, vectors(batch)))
+        return lambda batch: model.buckets(_inputs(model, batch, vectors(batch)))
 
-    looking = ways(world)
-    found = {name: predicting(way) for name, way in looking.items()}
+    looking = lookup_variants(model)
+    found = {name: predicting(lookup) for name, lookup in looking.items()}
 
     def plain(batch: Batch) -> Any:
-        inputs = _inputs(world, batch, looking["embedding_bag"](batch))
-        return world.net(inputs).sigmoid_().cpu().numpy()
+        inputs = _inputs(model, batch, looking["embedding_bag"](batch))
+        return model.net(inputs).sigmoid_().cpu().numpy()
 
     return found | {"embedding_bag_plain": plain}
 
 
-def _inputs(world: GpuModel, batch: Batch, vectors: Tensor) -> Inputs:
-    none = torch.empty((vectors.shape[0], 0, WIDTH), device=world.device)
+def _inputs(model: GpuModel, batch: Batch, vectors: Tensor) -> Inputs:
+    none = torch.empty((vectors.shape[0], 0, WIDTH), device=model.device)
     return inputs_of(batch, Vectors(none, vectors))
 
 
-def _gather_and_copy(world: GpuModel) -> Predict:
-    rows = world.flat("cpu").rows
-    row_format, cuda = world.row_format, world.device.type == "cuda"
-    stored = world.weight
+def _gather_and_copy(model: GpuModel) -> Predict:
+    rows = model.flat("cpu").rows
+    row_format, cuda = model.row_format, model.device.type == "cuda"
+    stored = model.weight
     staged = torch.empty((0, row_format.units), dtype=row_format.unit)
 
     def look_up(batch: Batch) -> Tensor:
@@ -146,20 +147,20 @@ def _gather_and_copy(world: GpuModel) -> Predict:
             # the last batch's copy reads the same memory
             torch.cuda.current_stream().synchronize()
         torch.index_select(stored, 0, wanted, out=out)
-        there = row_format.decode(out.to(world.device, non_blocking=True))
-        return there.view(batch.candidate.rows, len(world.tables), WIDTH)
+        there = row_format.decode(out.to(model.device, non_blocking=True))
+        return there.view(batch.candidate.rows, len(model.tables), WIDTH)
 
     return look_up
 
 
-def _embedding_bag(world: GpuModel) -> Predict:
-    rows = world.flat("cpu").rows
-    bag = torch.nn.EmbeddingBag.from_pretrained(world.weight.to(world.device), mode="sum")
+def _embedding_bag(model: GpuModel) -> Predict:
+    rows = model.flat("cpu").rows
+    bag = torch.nn.EmbeddingBag.from_pretrained(model.weight.to(model.device), mode="sum")
 
     def look_up(batch: Batch) -> Tensor:
         wanted = rows.lookups(batch).singles
         offsets = np.arange(wanted.size)
-        vectors: Tensor = bag(on_device(wanted, world.device), on_device(offsets, world.device))
-        return vectors.view(batch.candidate.rows, len(world.tables), WIDTH)
+        vectors: Tensor = bag(on_device(wanted, model.device), on_device(offsets, model.device))
+        return vectors.view(batch.candidate.rows, len(model.tables), WIDTH)
 
     return look_up

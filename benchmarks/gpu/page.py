@@ -61,7 +61,7 @@ def kernel(look: Mapping[str, Any]) -> list[str]:
 
 
 def predictions(look: Mapping[str, Any]) -> list[str]:
-    """Predictions by each way of looking up."""
+    """Predictions by each variant of the lookup."""
     rows = [r for r in look["predictions"] if r["batch"] in BATCHES and r["hit"] in (1.0, 0.95)]
     names = list(rows[0]["us"])
     cells = [

@@ -17,7 +17,7 @@ from benchmarks.command import command_parser
 from benchmarks.peers.models import MODELS, capped, write_model
 from benchmarks.routing.mprec_machines import DECODER, HASHES, LARGEST
 from benchmarks.routing.mprec_machines import MODELS as PUBLISHED
-from polyrec.models.dlrm.representation import KINDS, Kind, Representation
+from polyrec.models.dlrm.representation import KINDS, Representation, RepresentationKind
 from polyrec.models.embeddings.computed import Encoding
 
 EXPONENT = 1.05
@@ -25,7 +25,9 @@ EXPONENT = 1.05
 SMALL_ROWS = 20_000
 
 
-def representation(kind: Kind, rows_of: dict[str, int], hidden: tuple[int, ...]) -> Representation | None:
+def representation(
+    kind: RepresentationKind, rows_of: dict[str, int], hidden: tuple[int, ...]
+) -> Representation | None:
     """Returns the paper's representation of a kind; select computes the LARGEST tables. None stores all."""
     if kind == "table":
         return None
@@ -35,7 +37,9 @@ def representation(kind: Kind, rows_of: dict[str, int], hidden: tuple[int, ...])
     return Representation(kind=kind, encoding=Encoding(k=HASHES, hidden=hidden), cuts=cuts)
 
 
-def make_bundles(folder: Path, rows: int | None, hidden: tuple[int, ...] = DECODER) -> dict[Kind, Path]:
+def make_bundles(
+    folder: Path, rows: int | None, hidden: tuple[int, ...] = DECODER
+) -> dict[RepresentationKind, Path]:
     """Writes the bundles that do not exist yet.
 
     rows: total rows of all tables; None: the Kaggle model's 2.0 M. hidden: widths of the decoders' layers.
@@ -53,7 +57,7 @@ def make_bundles(folder: Path, rows: int | None, hidden: tuple[int, ...] = DECOD
     return bundles
 
 
-def accuracies() -> dict[Kind, float]:
+def accuracies() -> dict[RepresentationKind, float]:
     """Returns the paper's accuracies on Criteo Kaggle, as recalled; select's is assumed halfway."""
     known = PUBLISHED[0].accuracy
     halfway = (known["table"] + known["dhe"]) / 2

@@ -27,14 +27,13 @@ from typing import Any
 
 import torch
 
-from benchmarks.command import ROOT, command_parser, free_port, save
+from benchmarks.command import CORES, ROOT, command_parser, free_port, save
 from benchmarks.gpu.page import closed_table
 from benchmarks.peers.__main__ import PeerCase, PeerTally, case_of, closed_loops, knees
 from benchmarks.peers.load import PATIENT
 from benchmarks.peers.models import MODELS, open_model
 from benchmarks.peers.queries import json_body
 from benchmarks.peers.servers.starting import (
-    INFER,
     LARGE_REQUESTS,
     RunningServer,
     ServerName,
@@ -43,6 +42,7 @@ from benchmarks.peers.servers.starting import (
 from polyrec.loadtest.drivers.connection import LoadError
 from polyrec.loadtest.drivers.load import BUDGET
 from polyrec.loadtest.machine import processor
+from polyrec.loadtest.traffic.request_bodies import INFER
 from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.errors import PolyrecError
 from polyrec.server.child import start
@@ -175,22 +175,21 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=8, help="of a knee's search in a turn; 0: no knees")
     parser.add_argument("--out", type=Path, help="where the figures go, as JSON")
     args = parser.parse_args()
-    cores = sorted(os.sched_getaffinity(0))
     folder: Path = args.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     bundle = open_model(args.model, folder)
     device = torch.device(args.device)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-    report: dict[str, Any] = {"device": name, "processor": processor(), "cores": len(cores)}
+    report: dict[str, Any] = {"device": name, "processor": processor(), "cores": len(CORES)}
     report |= {"torch": torch.__version__, "model": args.model, "turns": args.turns, "sizes": {}}
     servers = servers_on(args.device)
     searched = [served.label for served in servers if served.knee]
     with ExitStack() as opened:
         cases = [case_of(bundle, rows, "rows") for rows in args.rows]
         # servers inherit all cores but the driver's
-        os.sched_setaffinity(0, cores[:-1] or cores)
+        os.sched_setaffinity(0, CORES[:-1] or CORES)
         up = start_all(servers, bundle, json_body(cases[0].drawn, 0), opened)
-        os.sched_setaffinity(0, cores[-1:])
+        os.sched_setaffinity(0, CORES[-1:])
         for case in cases:
 
             def measured(found: dict[str, dict[str, float]], rows: int = case.rows) -> None:

@@ -27,7 +27,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 import torch
 
-from benchmarks.command import device_parser, save
+from benchmarks.command import CORES, device_parser, save
 from benchmarks.gpu.page import tiers_table
 from benchmarks.peers.load import Known, closed
 from benchmarks.peers.models import MODELS, value_of_rank, write_model
@@ -176,23 +176,22 @@ def part(known: Known, url: str, first: int, last: int) -> Known:
 
 def measure(bundle: Bundle, device: str, folder: Path, count: int, seconds: float, out: Path | None) -> None:
     """Measures all cases; writes the figures after each."""
-    cores = sorted(os.sched_getaffinity(0))
     known = known_requests(bundle, device, 2 * count + WARM_UP)
     plans = {}
     for number, case in enumerate(CASES):
         plans[case.name] = folder / f"plan-{number}.json"
         save_plan(plan_of(bundle, device, case, folder), plans[case.name])
     kind = torch.cuda.get_device_name(device) if device != "cpu" else "cpu"
-    report: dict[str, Any] = {"device": kind, "processor": processor(), "cores": len(cores)}
+    report: dict[str, Any] = {"device": kind, "processor": processor(), "cores": len(CORES)}
     report |= {"rows": sum(v.rows for v in bundle.encoder.vocabularies.values()), "requests": count}
     found: dict[str, dict[str, float | None]] = {}
     report["cases"] = found
     rates = []
     with ExitStack() as opened:
         # servers inherit all cores but the driver's
-        os.sched_setaffinity(0, cores[:-1] or cores)
+        os.sched_setaffinity(0, CORES[:-1] or CORES)
         up = start_all(plans, opened)
-        os.sched_setaffinity(0, cores[-1:])
+        os.sched_setaffinity(0, CORES[-1:])
         for name, server in up.items():
             try:
                 closed(part(known, server.url, 0, WARM_UP), CONNECTIONS, seconds / 4)

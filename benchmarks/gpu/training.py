@@ -31,7 +31,7 @@ from polyrec.models.data.reader import open_data
 from polyrec.models.data.split import TRAIN, fit_splitter
 from polyrec.models.data.synthetic.generator import generate
 from polyrec.models.dlrm.dlrm import Architecture
-from polyrec.models.dlrm.representation import Kind
+from polyrec.models.dlrm.representation import RepresentationKind
 from polyrec.models.schema.encoder import Encoder
 from polyrec.models.schema.schema import load_schema
 from polyrec.models.training.pipeline import Learner
@@ -47,7 +47,7 @@ BATCHES, SMALL_BATCHES = (512, 4096, 32_768), (64,)
 class TrainCase:
     """A training to time. kind: representation. net: name of one of NETS. batch_rows: rows of a step."""
 
-    kind: Kind
+    kind: RepresentationKind
     net: str
     precision: str
     batch_rows: int
@@ -59,7 +59,7 @@ def cases(batches: tuple[int, ...]) -> Iterator[TrainCase]:
     shipped, large = NETS
     for batch_rows in batches:
         yield from (TrainCase("table", shipped, precision, batch_rows) for precision in PRECISIONS)
-    others: tuple[tuple[Kind, str], ...] = (("table", large), ("dhe", shipped))
+    others: tuple[tuple[RepresentationKind, str], ...] = (("table", large), ("dhe", shipped))
     for kind, net in others:
         yield from (TrainCase(kind, net, precision, middle) for precision in PRECISIONS)
 

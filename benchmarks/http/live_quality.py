@@ -22,7 +22,7 @@ import numpy as np
 import orjson
 import pyarrow.parquet as pq
 
-from benchmarks.command import command_parser
+from benchmarks.command import CLIENT_CORE, SERVER_CORE, command_parser
 from benchmarks.operations.cold_start import requests_of
 from benchmarks.paired import ratio
 from polyrec.loadtest.machine import core_seconds
@@ -86,7 +86,6 @@ def main() -> None:
     parser.add_argument("--priority", choices=["idle", "normal"], default="idle")
     arguments = parser.parse_args()
     requests = bodies(arguments.bundle, arguments.data)
-    cores = sorted(os.sched_getaffinity(0))
     with tempfile.TemporaryDirectory() as folder:
         tokens = Path(folder, "tokens.json")
         clients = [{"name": "bench", "token": TOKEN, "rights": ["feedback"]}]
@@ -103,8 +102,8 @@ def main() -> None:
             "live_quality_priority": arguments.priority,
         }
         # the log's writer and the judge inherit the server's core
-        with start(settings, core=cores[0]) as child:
-            os.sched_setaffinity(0, cores[1:2])
+        with start(settings, core=SERVER_CORE) as child:
+            os.sched_setaffinity(0, {CLIENT_CORE})
             address = urlsplit(child.url)
             connection = http.client.HTTPConnection(address.hostname or "", address.port or 0)
             judge = judge_of(child.process.pid)

@@ -26,7 +26,7 @@ import grpc.aio
 import numpy as np
 import uvloop
 
-from benchmarks.command import command_parser, save
+from benchmarks.command import CLIENT_CORE, SERVER_CORE, command_parser, save
 from polyrec.loadtest.machine import core_seconds, processor
 from polyrec.loadtest.traffic.request_bodies import INFER, infer_body
 from polyrec.models.bundle.bundle import Bundle, load_bundle
@@ -34,7 +34,6 @@ from polyrec.report.text import markdown_table
 from polyrec.server.child import ServerProcess, start
 from polyrec.server.grpc.messages import SERVICE, message_class
 
-CORES = sorted(os.sched_getaffinity(0))
 WAYS = ("HTTP, JSON", "HTTP, binary", "gRPC, raw")
 IN_FLIGHT = (1, 16)
 DIFFERENT_REQUESTS = 256
@@ -158,7 +157,7 @@ async def measure(folder: Path, rows: int, turns: int, seconds: float) -> list[P
         WAYS[2]: [grpc_request(tensors) for tensors in asked],
     }
     settings = {"bundle": folder, "grpc_port": 0, "default_budget_ms": 10_000, "drain_grace_s": 0}
-    with start(settings, core=CORES[0]) as server:
+    with start(settings, core=SERVER_CORE) as server:
         return [
             await turn(bundle, server, way, in_flight, requests[way], seconds)
             for _ in range(turns)
@@ -188,7 +187,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--out", type=Path, help="also write all turns there, JSON")
     args = parser.parse_args()
-    os.sched_setaffinity(0, {CORES[-1]})
+    os.sched_setaffinity(0, {CLIENT_CORE})
     turns: list[ProtocolTurn] = []
     for folder in args.bundles:
         turns += uvloop.run(measure(folder, args.rows, args.turns, args.seconds))

@@ -34,6 +34,7 @@ from polyrec.loadtest.machine import core_seconds, machine
 from polyrec.loadtest.traffic.queries import Queries, read_rows
 from polyrec.loadtest.traffic.request_bodies import RANK
 from polyrec.models.bundle.bundle import load_bundle
+from polyrec.report.text import markdown_table
 
 MAIN = """
 try: from polyrec.cli.main import main
@@ -149,14 +150,13 @@ def turn(
 
 def table(before: Sequence[Figures], after: Sequence[Figures]) -> str:
     """Returns medians, and mean ratios with their 95% interval of paired logarithms; above 1: faster now."""
-    lines = ["| | before | after | ratio |", "|---|---|---|---|"]
+    rows = []
     for key, what in FIGURES.items():
         old, new = [f[key] for f in before], [f[key] for f in after]
         mean, low, high = ratio(old, new) if key.endswith(("_us", "_ms")) else ratio(new, old)
-        lines.append(
-            f"| {what} | {median(old):,.0f} | {median(new):,.0f} | {mean:.3f} [{low:.3f}, {high:.3f}] |"
-        )
-    return "\n".join(lines)
+        compared = f"{mean:.3f} [{low:.3f}, {high:.3f}]"
+        rows.append([what, f"{median(old):,.0f}", f"{median(new):,.0f}", compared])
+    return "\n".join(markdown_table(["", "before", "after", "ratio"], rows))
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -97,7 +97,7 @@ class AnswerCounts:
             self.late += late
             self.paths[answer.path.decode()] += 1
             self.flagged += b'"reason":"failure"' in answer.body
-            wrong = server.wrong(which, answer.body)
+            wrong = server.mismatch(which, answer.body)
             if wrong:
                 self.wrong += 1
                 self.first_wrong += [wrong][: 5 - len(self.first_wrong)]
@@ -153,20 +153,20 @@ def capacity(servers: Sequence[SoakServer], seconds: float) -> list[float]:
         patient = [a.raw.replace(b"\r\n", b"\r\nX-Latency-Budget-Ms: 60000\r\n", 1) for a in server.requests]
         answered[i] = closed_loop(server.url, patient, 8, seconds) / seconds
 
-    _together([partial(measure, i, server) for i, server in enumerate(servers)])
+    _run_at_once([partial(measure, i, server) for i, server in enumerate(servers)])
     return answered
 
 
-def _together(acts: Sequence[Callable[[], object]]) -> None:
-    threads = [threading.Thread(target=act) for act in acts]
+def _run_at_once(actions: Sequence[Callable[[], object]]) -> None:
+    threads = [threading.Thread(target=action) for action in actions]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
 
 
-class Disturbance:
-    """Acts that are repeated while the load runs. done: how often each was, failed: those that were not."""
+class Disturbances:
+    """Actions that are repeated while the load runs. done: number of times, by action. failed: errors."""
 
     def __init__(self) -> None:
         self.done: Counter[str] = Counter()
@@ -174,13 +174,13 @@ class Disturbance:
         self._over = threading.Event()
         self._threads: list[threading.Thread] = []
 
-    def every(self, seconds: float, name: str, act: Callable[[int], object]) -> None:
-        """Starts to repeat an action. act: called with the number of earlier calls."""
+    def every(self, seconds: float, name: str, action: Callable[[int], object]) -> None:
+        """Starts to repeat an action. action: called with the number of earlier calls."""
 
         def run() -> None:
             while not self._over.wait(seconds):
                 try:
-                    act(self.done[name])
+                    action(self.done[name])
                     self.done[name] += 1
                 except Exception as e:
                     self.failed.append(f"{name}: {type(e).__name__}: {e}")
@@ -231,7 +231,7 @@ def verdict(
     counts: Sequence[AnswerCounts], start: Footprint, end: Footprint, failed: list[str], log: str
 ) -> list[str]:
     """Returns the failures of a soak test in words; empty if there are none."""
-    found = [f"an act failed: {line}" for line in failed[:5]]
+    found = [f"an action failed: {line}" for line in failed[:5]]
     for one in counts:
         if one.wrong or one.unanswered or one.other:
             found.append(
@@ -270,7 +270,7 @@ def opened_servers(folder: Path, budget_ms: float) -> Iterator[tuple[list[SoakSe
 
 
 def disturb(
-    disturbance: Disturbance, servers: Sequence[SoakServer], store: RedisServer | None, pace: Pace
+    disturbances: Disturbances, servers: Sequence[SoakServer], store: RedisServer | None, pace: Pace
 ) -> None:
     """Starts reloads, killed lanes of the first server, aborted clients and restarts of Redis."""
 
@@ -282,11 +282,11 @@ def disturb(
         for server in servers:
             server.abort(number)
 
-    disturbance.every(pace.reload_s, "reloads", reload)
-    disturbance.every(pace.kill_s, "killed lanes", servers[0].kill_lane)
-    disturbance.every(ABORT_EVERY_S, "aborted clients", abort)
+    disturbances.every(pace.reload_s, "reloads", reload)
+    disturbances.every(pace.kill_s, "killed lanes", servers[0].kill_lane)
+    disturbances.every(ABORT_EVERY_S, "aborted clients", abort)
     if store is not None:
-        disturbance.every(pace.store_s, "restarts of Redis", lambda n: restart(store))
+        disturbances.every(pace.store_s, "restarts of Redis", lambda n: restart(store))
 
 
 async def load_all(
@@ -328,7 +328,7 @@ def main() -> int:
         start = settled(servers)
         looks = [start]
         counts = [AnswerCounts() for _ in servers]
-        disturbance = Disturbance()
+        disturbances = Disturbances()
 
         def look(number: int) -> None:
             now = total(servers)
@@ -336,22 +336,22 @@ def main() -> int:
             line = {s.name: {"sent": t.sent, "wrong": t.wrong} for s, t in zip(servers, counts, strict=True)}
             print(json.dumps({"at_s": (number + 1) * pace.look_s} | asdict(now) | line), file=sys.stderr)
 
-        disturbance.every(pace.look_s, "looks", look)
-        disturb(disturbance, servers, store, pace)
+        disturbances.every(pace.look_s, "looks", look)
+        disturb(disturbances, servers, store, pace)
         try:
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                 runner.run(load_all(servers, rates, seconds, args.budget_ms / 1e3, args.seed, counts))
         finally:
-            disturbance.end()
+            disturbances.end()
         end = settled(servers, start.descriptors + MAX_LEAKED)
         log = "".join(file.read_text() for file in sorted(folder.glob("*.log")))
-    found = verdict(counts, start, end, disturbance.failed, log)
+    found = verdict(counts, start, end, disturbances.failed, log)
     document = {
         "command": command(),
         "machine": machine(),
         "seconds": seconds,
         "rates": dict(zip([s.name for s in servers], np.round(rates, 1).tolist(), strict=True)),
-        "done": dict(disturbance.done),
+        "done": dict(disturbances.done),
         "servers": {s.name: t.document() for s, t in zip(servers, counts, strict=True)},
         "start": asdict(start),
         "end": asdict(end),

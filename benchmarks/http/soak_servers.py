@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.lanes.memory import tree
+from benchmarks.lanes.memory import process_tree
 from polyrec.loadtest.drivers.connection import Target
 from polyrec.loadtest.drivers.server_pages import get_json
 from polyrec.loadtest.traffic.queries import Queries, read_rows
@@ -37,8 +37,8 @@ QUERIES = 150
 TOLERANCE = 1e-5
 """Maximum difference between probabilities of one path, however requests are batched."""
 RUNTIME = "onnx"
-LINGER_NOT = struct.pack("ii", 1, 0)
-"""SO_LINGER so that closing a connection resets it."""
+RESET_ON_CLOSE = struct.pack("ii", 1, 0)
+"""Value of SO_LINGER with which closing a connection resets it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,17 +46,17 @@ class KnownRequest:
     """A request and its expected probabilities by path, float32 [rows]."""
 
     raw: bytes
-    right: Mapping[str, F32]
+    expected: Mapping[str, F32]
 
 
 @dataclass(frozen=True, slots=True)
 class SoakServer:
-    """A running server. excused: paths whose answers may differ while they report a failure."""
+    """A running server. may_fail: paths whose answers may differ if they report a failure."""
 
     name: str
     child: ServerProcess
     requests: tuple[KnownRequest, ...]
-    excused: frozenset[str] = frozenset()
+    may_fail: frozenset[str] = frozenset()
 
     @property
     def url(self) -> str:
@@ -64,10 +64,10 @@ class SoakServer:
 
     def reload(self) -> None:
         """Reloads the plan. Raises OSError if the server rejects it."""
-        act = urllib.request.Request(
+        request = urllib.request.Request(
             f"{self.url}/v1/admin/reload", b"{}", {"Authorization": f"Bearer {TOKEN}"}
         )
-        urllib.request.urlopen(act, timeout=60).close()
+        urllib.request.urlopen(request, timeout=60).close()
 
     def kill_lane(self, number: int) -> None:
         """Sends SIGKILL to the process of one lane, if it is alive."""
@@ -83,27 +83,26 @@ class SoakServer:
         with socket.create_connection((host, int(port)), timeout=10) as client:
             client.sendall(raw[: (20, len(raw) - 5, len(raw))[number % 3]])
             if number % 2:
-                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, LINGER_NOT)
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
 
-    def wrong(self, index: int, body: bytes) -> str:
+    def mismatch(self, index: int, body: bytes) -> str:
         """Describes how an answer of status 200 differs from the expected one; empty if it does not."""
         answer = json.loads(body)
-        requests = self.requests[index]
         described = answer.get("parameters", answer)
         path = described["path"]
-        if described.get("reason") == "failure" and path in self.excused:
+        if described.get("reason") == "failure" and path in self.may_fail:
             return ""
-        right = requests.right[path]
+        expected = self.requests[index].expected[path]
         if "order" in answer:
-            given = np.empty(right.size, np.float32)
+            given = np.empty(expected.size, np.float32)
             given[answer["order"]] = answer["scores"]
         elif "outputs" in answer:
             given = np.array(answer["outputs"][0]["data"], np.float32)
         else:
             given = np.array(answer["predictions"], np.float32)
-        if given.shape != right.shape:
-            return f"{path}: {given.size} probabilities, {right.size} rows were requests"
-        off = float(np.abs(given - right).max())
+        if given.shape != expected.shape:
+            return f"{path}: {given.size} probabilities for {expected.size} rows"
+        off = float(np.abs(given - expected).max())
         return "" if off <= TOLERANCE else f"{path}: off by {off:g}"
 
 
@@ -119,7 +118,7 @@ class Footprint:
 def footprint(pid: int) -> Footprint:
     """Reads a process tree's footprint from /proc; ignores processes that end meanwhile."""
     processes = rss = descriptors = 0
-    for each in tree(pid):
+    for each in process_tree(pid):
         try:
             status = Path(f"/proc/{each}/status").read_text()
             descriptors += len(os.listdir(f"/proc/{each}/fd"))
@@ -143,7 +142,7 @@ def known_requests(clicks: Path, bundles: Mapping[str, Bundle]) -> tuple[KnownRe
         query = queries[i]
         rows = data.take(query.candidates).combine_chunks()
         (batch,) = rows.to_batches()
-        right = {
+        expected = {
             name: np.array(runtimes[name].predict(bundle.encoder.from_arrow(batch)), np.float32)
             for name, bundle in bundles.items()
         }
@@ -152,7 +151,7 @@ def known_requests(clicks: Path, bundles: Mapping[str, Bundle]) -> tuple[KnownRe
             (RANK, queries.rank(query)),
             (INFER, queries.infer(query, binary=False)),
         ):
-            requests.append(KnownRequest(targets[page].request(body, headers), right))
+            requests.append(KnownRequest(targets[page].request(body, headers), expected))
     return tuple(requests)
 
 

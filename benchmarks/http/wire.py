@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.command import command_parser
+from benchmarks.command import CLIENT_CORE, command_parser
 from polyrec.loadtest.drivers.connection import Target
 from polyrec.loadtest.machine import processor
 from polyrec.loadtest.traffic.queries import Queries, Query, Request, read_rows
@@ -203,7 +203,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--json", action="store_true", help="print the results as JSON")
     args = parser.parse_args()
-    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    os.sched_setaffinity(0, {CLIENT_CORE})
     bundle = load_bundle(args.bundle)
     bundle.encoder.prepare()
     schema = bundle.manifest.schema_

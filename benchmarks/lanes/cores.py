@@ -39,7 +39,8 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 
 from benchmarks.command import (
-    CORES,
+    CLIENT_CORE,
+    SERVER_CORE,
     command,
     command_parser,
     in_turns,
@@ -50,19 +51,19 @@ from benchmarks.command import (
     saved,
     today,
 )
-from benchmarks.lanes.memory import pss_bytes, tree
+from benchmarks.lanes.memory import process_tree, pss_bytes
 from benchmarks.peers.models import open_model, value_of_rank
 from benchmarks.peers.queries import draw, json_body
 from polyrec.loadtest.drivers.closed_loop import closed_loop
 from polyrec.loadtest.drivers.connection import Target
 from polyrec.loadtest.drivers.load import BUDGET
 from polyrec.loadtest.machine import core_seconds, machine
+from polyrec.loadtest.traffic.request_bodies import INFER
 from polyrec.models.bundle.bundle import Bundle
 from polyrec.planner.plan import PlannedLane, save_plan, single_path_plan
 from polyrec.server.child import start
 
-FIRST, SECOND = CORES[0], CORES[-1]
-BOTH = (FIRST, SECOND)
+FIRST, SECOND = BOTH = SERVER_CORE, CLIENT_CORE
 Turn = dict[str, float]
 
 
@@ -108,7 +109,7 @@ class Offered:
     def turn(self, seconds: float, outstanding: int) -> Turn:
         """Runs a closed loop in all processes at once."""
         fronts = [process.pid for process in self._processes]
-        lanes = [pid for front in fronts for pid in tree(front) if pid != front]
+        lanes = [pid for front in fronts for pid in process_tree(front) if pid != front]
         before = _cpu_s(fronts), _cpu_s(lanes)
         each = outstanding // len(self._processes)
         command = json.dumps({"seconds": seconds, "outstanding": each}) + "\n"
@@ -226,10 +227,10 @@ def served_turn(
     to the busiest.
     """
     os.sched_setaffinity(0, load)
-    url = f"{url}/v2/models/dlrm/infer"
+    url += INFER
     target = Target(url, {BUDGET: "600000"})
     requests = [target.request(body) for body in bodies]
-    pids = tree(pid)
+    pids = process_tree(pid)
     before = [_cpu_s([one]) for one in pids]
     client_s, began = time.process_time(), time.perf_counter()
     answered = closed_loop(url, requests, args.outstanding, args.seconds)
@@ -256,7 +257,7 @@ def memory(bodies: Sequence[bytes], bundle: Path, args: argparse.Namespace) -> d
             ready = pss_bytes(pid)
             for _ in range(2):
                 served_turn(server.url, pid, bodies, set(BOTH), args)
-            found[name] = {"processes": len(tree(pid)), "ready": ready, "loaded": pss_bytes(pid)}
+            found[name] = {"processes": len(process_tree(pid)), "ready": ready, "loaded": pss_bytes(pid)}
     return found
 
 

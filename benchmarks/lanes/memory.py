@@ -9,7 +9,7 @@ ROWS = ("embeddings.safetensors", "memfd:polyrec rows")
 """Mappings of embedding rows: a bundle's file, and the shared host memory of tiers."""
 
 
-def tree(pid: int) -> list[int]:
+def process_tree(pid: int) -> list[int]:
     """Returns a process and all its descendants; ignores processes that end meanwhile."""
     found = [pid]
     for parent in found:
@@ -26,7 +26,7 @@ def pss_bytes(pid: int) -> dict[str, int]:
     processes map it. files: libraries and a bundle's other files.
     """
     sums = {"rows": 0, "files": 0, "private": 0}
-    for each in tree(pid):
+    for each in process_tree(pid):
         kind = "private"
         for line in Path(f"/proc/{each}/smaps").read_text().splitlines():
             first, *rest = line.split()

@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 import uvloop
 
-from benchmarks.command import command_parser, priority, save, table, timestamp
+from benchmarks.command import CLIENT_CORE, SERVER_CORE, command_parser, priority, save, timestamp
 from benchmarks.lanes.front_time import Front
 from benchmarks.lanes.shared_bound import LaneUse, bound_of
 from polyrec.loadtest.comparison.simulated import completed
@@ -52,6 +52,7 @@ from polyrec.planner.plan import load_plan, save_plan
 from polyrec.planner.routing.lanes.path import PathSpec
 from polyrec.planner.simulation.trace import Trace
 from polyrec.planner.traffic import Arrivals
+from polyrec.report.text import markdown_table
 from polyrec.server.child import ServerProcess, start
 
 LOADS = (0.6, 1.0, 1.4)
@@ -69,7 +70,7 @@ MAX_LAG_S = 0.004
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """One model. rows: rows per request. plan: plan file with its path. rate: requests/s that it answers."""
+    """One of the models that share the core. rows: per request. plan: file of a plan with its best path."""
 
     name: str
     source: Source
@@ -315,7 +316,7 @@ def page(found: dict[str, Any]) -> str:
             "answering and rejecting leave of the core; each further answer costs what it takes beyond a "
             "rejection.",
             "",
-            *table(head, rows),
+            *markdown_table(head, rows),
             "",
         ]
     )
@@ -330,12 +331,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--ahead", action="store_true", help="the driver at the highest normal priority")
     parser.add_argument("--out", type=Path, required=True, help="JSON; the page is written beside it")
     args = parser.parse_args(argv)
-    cores = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {cores[-1]})
+    os.sched_setaffinity(0, {CLIENT_CORE})
     runs: list[Run] = []
     with tempfile.TemporaryDirectory() as folder, ExitStack() as opened:
         tenants = [tenant(text, args.rows, Path(folder)) for text in args.models]
-        servers = Servers(tenants, cores[0], opened)
+        servers = Servers(tenants, SERVER_CORE, opened)
         opened.enter_context(priority(args.ahead))
         capacity, answer_s = zip(*(servers.capacity(i, 2.0) for i in range(len(tenants))), strict=True)
         print(f"alone: {', '.join(f'{rate:,.0f}' for rate in capacity)} requests/s", flush=True)

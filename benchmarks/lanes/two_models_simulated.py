@@ -15,7 +15,7 @@ from statistics import mean
 
 import numpy as np
 
-from benchmarks.command import command_parser, table
+from benchmarks.command import command_parser
 from benchmarks.lanes.front_time import Front
 from benchmarks.lanes.shared_bound import LaneUse, bound_of
 from benchmarks.lanes.shared_lanes import SharedModel, simulate_shared
@@ -32,6 +32,7 @@ from polyrec.planner.simulation.costs import BatchCost, Costs
 from polyrec.planner.simulation.outcomes import Outcomes, Status
 from polyrec.planner.simulation.trace import Trace
 from polyrec.planner.traffic import Arrivals
+from polyrec.report.text import markdown_table
 
 ROWS = 100
 WARM_UP_S = 1.0
@@ -110,7 +111,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         means = [mean(column) for column in zip(*runs, strict=True)]
         cells.append([percent(load), *map(percent, means[:8]), *(f"{rows:.0f}" for rows in means[8:])])
     head = ["load", "first", "second", "both", "bound", "of the bound", "lanes: first", "second", "front"]
-    print("\n".join(table([*head, "rows a batch: first", "second"], cells)))
+    print("\n".join(markdown_table([*head, "rows a batch: first", "second"], cells)))
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import httpx
 from websockets.sync.client import ClientConnection, connect
 
 PROGRAM = next((p for p in map(shutil.which, ("chromium", "chromium-browser", "google-chrome")) if p), None)
@@ -161,12 +162,9 @@ def browser() -> Iterator[Page]:
             found = next((m for line in process.stderr if (m := re.search(r"ws://\S+", line))), None)
             if found is None:
                 raise RuntimeError("Chromium ended before it listened")
-            with connect(found[0], max_size=None, proxy=None) as root:
-                tab = Page.__new__(Page)
-                tab._connection, tab._calls, tab.complaints = root, 0, []
-                target = tab.call("Target.createTarget", url="about:blank")["targetId"]
-            address = urlsplit(found[0]).netloc
-            with connect(f"ws://{address}/devtools/page/{target}", max_size=None, proxy=None) as connection:
+            new_tab = f"http://{urlsplit(found[0]).netloc}/json/new"
+            tab = httpx.put(new_tab, timeout=PATIENCE_S, trust_env=False).raise_for_status().json()
+            with connect(tab["webSocketDebuggerUrl"], max_size=None, proxy=None) as connection:
                 yield Page(connection)
         finally:
             process.terminate()

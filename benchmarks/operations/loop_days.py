@@ -77,7 +77,8 @@ class Period:
 
 def generated_days(file: Path, args: argparse.Namespace, seed: int, schema: Schema) -> list[Period]:
     """Generates days of equal size whose requests are evenly spread."""
-    generate(*(file, args.days * args.rows, seed), items=args.items, users=args.users, tastes=args.tastes)
+    rows = args.days * args.rows
+    generate(file, rows, seed, items=args.items, users=args.users, tastes=args.tastes)
     table = pq.read_table(file)
     starts = request_starts(table, schema)
     ends = [
@@ -129,11 +130,8 @@ def replay(
     tried: dict[str, Path] = {}
     for day, period in enumerate(days[1:], 1):
         is_broken = day == args.broken_day
-        write_log(
-            *(folder / "log", period.shuffled(seed) if is_broken else period.rows, schema, period.at_s),
-            WINDOW_S,
-            f"part-{day}",
-        )
+        logged = period.shuffled(seed) if is_broken else period.rows
+        write_log(folder / "log", logged, schema, period.at_s, WINDOW_S, f"part-{day}")
         if day == 1:
             for loop in loops.values():
                 loop.begin(folder / "plan.json")

@@ -61,7 +61,7 @@ class Prometheus:
         return values
 
     def until(self, expression: str, seconds: float = PATIENCE_S) -> None:
-        """Waits until an expression has a result and returns it. Raises RuntimeError on timeout."""
+        """Waits until an expression has a result. Raises RuntimeError on timeout."""
         end = time.monotonic() + seconds
         while not self.query(expression):
             if time.monotonic() > end:

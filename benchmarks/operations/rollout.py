@@ -52,8 +52,12 @@ from polyrec.server.child import start
 
 TOKEN = "rollout benchmark token"
 LAX = {
-    **{"max_failed": 1, "max_late": 1, "max_slowdown": 1000, "slack_ms": 1e6},
-    **{"max_psi": 1e6, "max_loss": 1e6},
+    "max_failed": 1,
+    "max_late": 1,
+    "max_slowdown": 1000,
+    "slack_ms": 1e6,
+    "max_psi": 1e6,
+    "max_loss": 1e6,
 }
 """Bounds that nothing exceeds."""
 OTHER = "import os, sys; os.setpriority(os.PRIO_PROCESS, 0, int(sys.argv[1]))\nwhile True: pass"

@@ -14,10 +14,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from polyrec.report.text import markdown_table
+
 FORMS = {"rows": "independent rows", "context": "one context with candidates; peers get the exploded rows"}
 TEXT = Path(__file__).with_name("page.md")
 """The page's text, with a place for the tables."""
-HEAD = "| server | closed loop, /s | of the session | alone, ms | knee, /s | of the best peer |"
+HEAD = ("server", "closed loop, /s", "of the session", "alone, ms", "knee, /s", "of the best peer")
 
 
 def table(model: str, form: str, rows: int, found: Mapping[str, Any], level: int = 2) -> str:
@@ -25,22 +27,16 @@ def table(model: str, form: str, rows: int, found: Mapping[str, Any], level: int
     servers = found["servers"]
     peers = [f["knee_requests_per_s"] for name, f in servers.items() if not name.startswith("polyrec")]
     best = max(peers, default=0.0)
-    lines = [
-        f"{'#' * level} {model}, {rows} rows, p99 within {found['limit_ms']:g} ms: {FORMS[form]}",
-        "",
-        HEAD,
-        "|---|---|---|---|---|---|",
-    ]
+    cells = []
     for name, f in servers.items():
         knee = f["knee_requests_per_s"]
         share = f"{knee / best:.2f}" if best else "-"
         closed = f["closed_requests_per_s"]
-        lines.append(
-            f"| {name} | {closed:,.0f} | {closed * rows / found['session_rows_per_s']:.0%} "
-            f"| {f['alone_ms']:.2f} | {knee:,.0f} | {share} |"
-        )
-    lines.append(f"| session alone | {found['session_rows_per_s'] / rows:,.0f} | 100% | | | |")
-    return "\n".join(lines) + "\n"
+        of_session = f"{closed * rows / found['session_rows_per_s']:.0%}"
+        cells.append([name, f"{closed:,.0f}", of_session, f"{f['alone_ms']:.2f}", f"{knee:,.0f}", share])
+    cells.append(["session alone", f"{found['session_rows_per_s'] / rows:,.0f}", "100%", "", "", ""])
+    head = f"{'#' * level} {model}, {rows} rows, p99 within {found['limit_ms']:g} ms: {FORMS[form]}"
+    return "\n".join([head, "", *markdown_table(HEAD, cells)]) + "\n"
 
 
 def origin(found: Mapping[str, Any]) -> str:

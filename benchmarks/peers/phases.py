@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import os
 import time
-import urllib.request
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -27,7 +26,6 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
-from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.command import CLIENT_CORE, SERVER_CORE, command, command_parser, medians, save, saved, today
 from benchmarks.peers.models import MODELS, open_model, value_of_rank
@@ -36,7 +34,9 @@ from benchmarks.peers.queries import PeerRows, draw, json_body, ranking_body, sh
 from polyrec.loadtest.drivers.closed_loop import closed_loop
 from polyrec.loadtest.drivers.connection import Target
 from polyrec.loadtest.drivers.load import BUDGET
+from polyrec.loadtest.drivers.server_pages import read_metrics
 from polyrec.loadtest.machine import core_seconds, processor
+from polyrec.loadtest.traffic.request_bodies import INFER
 from polyrec.models.allocator import retain_freed_memory
 from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.runtimes import best_runtime, open_runtime
@@ -47,9 +47,8 @@ from polyrec.server.child import ServerProcess, start
 from polyrec.server.codecs import oip_codec
 from polyrec.server.codecs.rows import encode
 
-METRIC, LABELS = "polyrec_phase_seconds", ("parse", "encode", "embed", "dense", "serialise")
-"""The server's histogram of phases, and its labels for PHASES."""
-INFER = "/v2/models/dlrm/infer"
+LABELS = ("parse", "encode", "embed", "dense", "serialise")
+"""Labels of PHASES in the server's histogram polyrec_phase_seconds."""
 FORMS = ("rows", "exploded", "context")
 DIFFERENT_REQUESTS = {23: 256, 270: 64, 2048: 12}
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
@@ -95,13 +94,11 @@ def user_s(pid: int) -> float:
 
 def server_phases_s(url: str) -> dict[str, float]:
     """Returns a server's seconds in each of PHASES so far, from its metrics. url: its root."""
-    with urllib.request.urlopen(f"{url}/metrics", timeout=30) as answer:
-        families = text_string_to_metric_families(answer.read().decode())
-    found = dict.fromkeys(LABELS, 0.0)
-    for sample in next(family for family in families if family.name == METRIC).samples:
-        if sample.name == f"{METRIC}_sum" and sample.labels["phase"] in found:
-            found[sample.labels["phase"]] += sample.value
-    return dict(zip(PHASES, found.values(), strict=True))
+    total = read_metrics(url).total
+    return {
+        phase: total("polyrec_phase_seconds_sum", phase=label)
+        for phase, label in zip(PHASES, LABELS, strict=True)
+    }
 
 
 def server_turn_s(

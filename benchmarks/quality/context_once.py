@@ -33,7 +33,7 @@ from polyrec.models.data.encoded import EncodedRows, encode
 from polyrec.models.data.reader import open_data
 from polyrec.models.data.split import TEST, fit_splitter
 from polyrec.models.dlrm.cost import flops, ranking_flops
-from polyrec.models.dlrm.representation import Kind
+from polyrec.models.dlrm.representation import RepresentationKind
 from polyrec.models.embeddings.computed import ComputedStage
 from polyrec.models.runtimes import open_runtime
 from polyrec.models.runtimes.registry import runtimes_for
@@ -57,7 +57,7 @@ def family(data: str, folder: Path) -> dict[str, Bundle]:
     schema = load_schema("trivago")
     reader = open_data(data, schema)
     training = default_recipe_file(schema)
-    kinds: tuple[Kind, ...] = ("table", "dhe", "hybrid")
+    kinds: tuple[RepresentationKind, ...] = ("table", "dhe", "hybrid")
     bundles: dict[str, Bundle] = {
         kind: trained(folder / kind, Learner(reader, schema, training, kind)) for kind in kinds
     }

@@ -31,7 +31,7 @@ from polyrec.models.data.reader import open_data
 from polyrec.models.data.split import TRAIN, VALIDATION, fit_splitter
 from polyrec.models.dlrm.cost import net_flops
 from polyrec.models.dlrm.dlrm import DLRM
-from polyrec.models.dlrm.representation import Kind
+from polyrec.models.dlrm.representation import RepresentationKind
 from polyrec.models.evaluation.metrics import log_loss
 from polyrec.models.schema.batch import F32
 from polyrec.models.training.pipeline import Learner, best_check
@@ -51,7 +51,7 @@ PUBLISHED = {"k": 1024, "hidden": [512, 256], "activation": "mish", "batch_norm"
 class Configuration:
     """One training. encoding: DHE's encoding. width: vector width. recipe: changed keys of the recipe."""
 
-    kind: Kind = "dhe"
+    kind: RepresentationKind = "dhe"
     encoding: Mapping[str, Any] = field(default_factory=dict)
     width: int = 16
     recipe: Mapping[str, Any] = field(default_factory=dict)

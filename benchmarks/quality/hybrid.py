@@ -37,7 +37,7 @@ from polyrec.models.allocator import retain_freed_memory
 from polyrec.models.data.reader import open_data
 from polyrec.models.data.split import TEST, TRAIN, VALIDATION, fit_splitter
 from polyrec.models.dlrm.dlrm import Architecture
-from polyrec.models.dlrm.representation import Kind
+from polyrec.models.dlrm.representation import RepresentationKind
 from polyrec.models.evaluation.comparison import Metric, samples
 from polyrec.models.evaluation.metrics import evaluate
 from polyrec.models.schema.batch import F32, I64
@@ -193,7 +193,7 @@ class HybridSample:
         """Requests of the test rows, if the data have any."""
         return None if self._data.group is None else self._data.group[self._rows[TEST]]
 
-    def cost(self, kind: Kind, width: int) -> HybridCost:
+    def cost(self, kind: RepresentationKind, width: int) -> HybridCost:
         """Returns the cost of an untrained model, which equals that of the trained one."""
         model = replace(self._learner, training=training_of(self._case, width), kind=kind).initial_model(
             self._encoder
@@ -205,7 +205,7 @@ class HybridSample:
 
     def train(self, name: str, seed: int) -> tuple[F32, dict[str, Any]]:
         """Trains a model; returns its test probabilities and figures."""
-        kind: Kind = "hybrid" if name == HYBRID else "table"
+        kind: RepresentationKind = "hybrid" if name == HYBRID else "table"
         training = training_of(self._case, self.costs[name].width, seed)
         learner = replace(self._learner, training=training, kind=kind)
         begin = time.process_time()

@@ -40,6 +40,7 @@ from polyrec.models.runtimes.kinds.onnx import OnnxRuntime, open_session
 from polyrec.models.runtimes.kinds.torch import DTYPES, min_rows
 from polyrec.models.runtimes.onnx_graph import plain_graph
 from polyrec.models.schema.batch import F32
+from polyrec.report.text import markdown_table
 
 ROWS = (1, 23, 270)
 BATCH_ROWS = 270
@@ -93,14 +94,14 @@ def timed(name: str, repeats: int) -> dict[str, dict[str, float]]:
     return found
 
 
-def filled(name: str, repeats: int) -> dict[str, dict[str, float]]:
+def padded(name: str, repeats: int) -> dict[str, dict[str, float]]:
     """Returns ms of torch's dense net by precision and rows, for unpadded and padded batches."""
     shape, dense, slots = NETS[name]
     torch.manual_seed(0)
     cpu, found = torch.device("cpu"), {}
     for precision, dtype in DTYPES.items():
         net = ContextOnce(DenseNet(shape, dense, slots)).eval().to(dtype)
-        filled_to = {"as they are": 0, "filled up": min_rows(net, dtype)}
+        padded_to = {"unpadded": 0, "padded": min_rows(net, dtype)}
         for rows in ROWS:
             numbers, vectors = (
                 torch.randn(rows, dense.candidate),
@@ -109,7 +110,7 @@ def filled(name: str, repeats: int) -> dict[str, dict[str, float]]:
             inputs = Inputs(numbers[:, :0], numbers, vectors[:, :0], vectors, None)
             runs = {
                 form: partial(predict_unbucketed, net, inputs, cpu, dtype, least)
-                for form, least in filled_to.items()
+                for form, least in padded_to.items()
             }
             with torch.inference_mode():
                 found[f"{precision}, {rows}"] = turn_ms(runs, repeats)
@@ -162,22 +163,26 @@ def main(argv: list[str] | None = None) -> None:
     nets = {} if args.only_quality else NETS
     figures: dict[str, Any] = {"ms": {name: timed(name, args.repeats) for name in nets}, "quality": {}}
     forms = (*FORMS, STATIC)
-    print(f"| net, rows | {' | '.join(forms)} |\n|---|{'---|' * len(forms)}")
+    cells = []
     for name, sizes in figures["ms"].items():
         for rows, times in sizes.items():
-            form = ".0e" if rows == "max error" else ".3f"
-            print(f"| {name}, {rows} | {' | '.join(format(times[f], form) for f in forms)} |")
-    figures["torch_ms"] = {name: filled(name, args.repeats) for name in nets}
-    print("\n| net, torch, rows | as they are | filled up |\n|---|---|---|")
+            digits = ".0e" if rows == "max error" else ".3f"
+            cells.append([f"{name}, {rows}", *(format(times[form], digits) for form in forms)])
+    print(*markdown_table(["net, rows", *forms], cells), sep="\n")
+    figures["torch_ms"] = {name: padded(name, args.repeats) for name in nets}
+    cells = []
     for name, sizes in figures["torch_ms"].items():
-        for rows, times in sizes.items():
-            print(f"| {name}, {rows} | {' | '.join(format(t, '.3f') for t in times.values())} |")
+        cells += [[f"{name}, {rows}", *(f"{t:.3f}" for t in times.values())] for rows, times in sizes.items()]
+    print("", *markdown_table(["net, torch, rows", "unpadded", "padded"], cells), sep="\n")
     for given in args.quality:
         data, _, bundle = given.partition("=")
         figures["quality"][data] = quality(data, bundle, args.data_root)
-        print(f"\n| {data} | log-loss | AUC | largest difference to fp32 | mean |\n|---|---|---|---|---|")
-        for form, q in figures["quality"][data].items():
-            print(f"| {form} | {q['log_loss']:.6f} | {q['auc']:.6f} | {q['max']:.1e} | {q['mean']:.1e} |")
+        cells = [
+            [form, f"{q['log_loss']:.6f}", f"{q['auc']:.6f}", f"{q['max']:.1e}", f"{q['mean']:.1e}"]
+            for form, q in figures["quality"][data].items()
+        ]
+        head = [data, "log-loss", "AUC", "largest difference to fp32", "mean"]
+        print("", *markdown_table(head, cells), sep="\n")
     save(args.json, figures)
 
 

@@ -80,24 +80,24 @@ def measure(
         for seed in seeds:
             seeded = training.with_recipe({"seed": seed})
             nested = trained(folder / f"{name}-nested-{seed}", learner(seeded))
-            ways: dict[tuple[str, DensePrecision], dict[str, Bundle]] = {("torch", "fp32"): {}}
+            by_runtime: dict[tuple[str, DensePrecision], dict[str, Bundle]] = {("torch", "fp32"): {}}
             for view in nested.by_width():
                 assert view.width is not None
                 own = alone(seeded, view.width)
                 path = folder / f"{name}-w{view.width}-{seed}"
-                ways["torch", "fp32"][f"apart w{view.width}"] = trained(path, learner(own))
-                ways["torch", "fp32"][f"nested w{view.width}"] = view
+                by_runtime["torch", "fp32"][f"apart w{view.width}"] = trained(path, learner(own))
+                by_runtime["torch", "fp32"][f"nested w{view.width}"] = view
                 shapes[f"w{view.width}"] = {
                     "mflop": flops(view).total / 1e6,
                     "head_bytes": view.net_bytes,
-                    "apart_bytes": ways["torch", "fp32"][f"apart w{view.width}"].bytes,
+                    "apart_bytes": by_runtime["torch", "fp32"][f"apart w{view.width}"].bytes,
                 }
             for label, (rows, runtime, net) in FEWER_BITS.items():
                 fewer = quantized(folder / f"{name}-{rows}-{seed}", nested, rows)
-                ways.setdefault((runtime, net), {}).update(
+                by_runtime.setdefault((runtime, net), {}).update(
                     {f"{label} w{v.width}": v for v in fewer.by_width()}
                 )
-            for (runtime, net), bundles in ways.items():
+            for (runtime, net), bundles in by_runtime.items():
                 made = predict_all(bundles, data, (TEST,), runtime=runtime, precision=net, phase=bars.phase)
                 for which, p in made.probabilities.items():
                     figures = {"information": evaluate(p, made.label).information}

@@ -36,6 +36,7 @@ from polyrec.models.schema.batch import F32
 from polyrec.models.schema.schema import load_schema
 from polyrec.models.training.pipeline import Learner
 from polyrec.models.training.recipe import load_recipe_file
+from polyrec.report.text import markdown_table
 
 FORMS: dict[str, tuple[Precision, DensePrecision, str]] = {
     "fp32": ("fp32", "fp32", "onnx"),
@@ -84,14 +85,14 @@ def changes(bundle: Bundle, data: Path, folder: Path, bars: ProgressBars) -> dic
 
 def table(found: Mapping[str, Mapping[str, Mapping[str, Change]]]) -> str:
     """Returns a Markdown table with a line per model and form."""
-    lines = ["| model | form | AUC | relative to fp32 | 95% interval |", "|---|---|---|---|---|"]
+    rows = []
     for model, widths in found.items():
         for width, forms in widths.items():
             name = f"{model}, w{width}" if width else model
             for form, c in forms.items():
-                change = "" if form == "fp32" else f"{c.relative:+.4%} | {c.low:+.4%} to {c.high:+.4%}"
-                lines.append(f"| {name} | {form} | {c.auc:.5f} | {change or ' |'} |")
-    return "\n".join(lines)
+                change = [f"{c.relative:+.4%}", f"{c.low:+.4%} to {c.high:+.4%}"]
+                rows.append([name, form, f"{c.auc:.5f}", *(["", ""] if form == "fp32" else change)])
+    return "\n".join(markdown_table(["model", "form", "AUC", "relative to fp32", "95% interval"], rows))
 
 
 def main() -> None:

@@ -38,7 +38,7 @@ from polyrec.models.data.reader import open_data
 from polyrec.models.data.split import TEST, fit_splitter
 from polyrec.models.dlrm.cost import flops
 from polyrec.models.dlrm.dlrm import Architecture
-from polyrec.models.dlrm.representation import Kind
+from polyrec.models.dlrm.representation import RepresentationKind
 from polyrec.models.evaluation.metrics import log_loss, row_losses
 from polyrec.models.evaluation.predictions import predict_all
 from polyrec.models.runtimes import open_runtime
@@ -71,7 +71,7 @@ ONE_EPOCH = {"epochs": 1, "checks_per_epoch": 1}
 class Model:
     """A model to train: its kind, and changes to the default recipe."""
 
-    kind: Kind
+    kind: RepresentationKind
     architecture: Architecture
     encoding: Mapping[str, Any] | None = None
 

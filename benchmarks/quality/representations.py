@@ -94,15 +94,15 @@ def bundle_of(plan: Plan, name: str, seed: int, bars: ProgressBars) -> Bundle:
 
 def predictions_of(plan: Plan, runs: Mapping[tuple[str, int], Bundle], bars: ProgressBars) -> Predictions:
     """Predicts the test rows with every run (`name-seed`), in one pass over the data per runtime."""
-    ways: dict[tuple[str, DensePrecision], dict[str, Bundle]] = {}
+    by_runtime: dict[tuple[str, DensePrecision], dict[str, Bundle]] = {}
     for (name, seed), bundle in runs.items():
         variant = plan.variants[name]
-        way: tuple[str, DensePrecision] = ("torch", "fp32")
+        key: tuple[str, DensePrecision] = ("torch", "fp32")
         if isinstance(variant, ServedVariant):
-            way = (variant.runtime, variant.precision)
-        ways.setdefault(way, {})[f"{name}-{seed}"] = bundle
+            key = (variant.runtime, variant.precision)
+        by_runtime.setdefault(key, {})[f"{name}-{seed}"] = bundle
     found: dict[str, Any] = {}
-    for (runtime, precision), bundles in ways.items():
+    for (runtime, precision), bundles in by_runtime.items():
         part = predict_all(
             bundles, str(plan.reader.path), (TEST,), runtime=runtime, precision=precision, phase=bars.phase
         )

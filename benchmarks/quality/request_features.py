@@ -44,6 +44,7 @@ from polyrec.models.training.recipe import default_recipe_file
 from polyrec.models.training.trainer import History, predict, refit
 from polyrec.models.training.unseen import lookups_to_hide, recipe_id_dropout
 from polyrec.planner.plan import Limits
+from polyrec.report.text import markdown_table
 from polyrec.server.codecs.json_rows import JsonDecoder
 from polyrec.server.codecs.oip_codec import OipCodec
 from polyrec.server.codecs.rows import Rows
@@ -255,7 +256,7 @@ def decoders(schema: Schema, encoder: Encoder) -> dict[str, Callable[[Any], Rows
 
 def report(found: dict[str, Any]) -> str:
     """Returns Markdown tables of all figures."""
-    lines = ["| | AUC | log-loss | information gain | MRR | calibration |", "|---|---|---|---|---|---|"]
+    rows = []
     for name, runs in found["quality"].items():
         cells = []
         for metric in METRICS:
@@ -264,24 +265,20 @@ def report(found: dict[str, Any]) -> str:
                 x = 1 - x
             digits = 5 if metric == "log_loss" else 4
             cells.append(f"{x.mean():.{digits}f} ({x.min():.{digits}f}-{x.max():.{digits}f})")
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    lines += [
-        "",
-        "| | predicted / observed | " + " | ".join(f"fifth {i + 1}" for i in range(QUINTILES)) + " |",
+        rows.append([name, *cells])
+    lines = markdown_table(["", "AUC", "log-loss", "information gain", "MRR", "calibration"], rows)
+    rows = [
+        [name, f"{of['ratio']:.3f}", *(f"{p:.3f} / {c:.3f}" for p, c in of["quintiles"])]
+        for name, of in found["calibration"].items()
     ]
-    lines.append("|---" * (QUINTILES + 2) + "|")
-    for name, of in found["calibration"].items():
-        fifths = " | ".join(f"{p:.3f} / {c:.3f}" for p, c in of["quintiles"])
-        lines.append(f"| {name} | {of['ratio']:.3f} | {fifths} |")
-    lines += [
-        "",
-        "| form | decode, us: without | with | encode, us: without | with |",
-        "|---|---|---|---|---|",
-    ]
+    fifths = [f"fifth {i + 1}" for i in range(QUINTILES)]
+    lines += ["", *markdown_table(["", "predicted / observed", *fifths], rows)]
+    rows = []
     for form, of in found["cost"].items():
         (d0, e0), (d1, e1) = of["without"], of["with"]
-        lines.append(f"| {form} | {d0:.0f} | {d1:.0f} | {e0:.0f} | {e1:.0f} |")
-    return "\n".join(lines)
+        rows.append([form, *(f"{us:.0f}" for us in (d0, d1, e0, e1))])
+    head = ["form", "decode, us: without", "with", "encode, us: without", "with"]
+    return "\n".join([*lines, "", *markdown_table(head, rows)])
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.bundle.derive import materialize, quantize_bundle
 from polyrec.models.dlrm.dlrm import DLRM
 from polyrec.models.dlrm.precision import DensePrecision, Precision
-from polyrec.models.dlrm.representation import Kind, Representation
+from polyrec.models.dlrm.representation import Representation, RepresentationKind
 from polyrec.models.training.distill import Regression, distill
 from polyrec.models.training.recipe import RecipeFile
 
@@ -25,7 +25,7 @@ Derive = Callable[[Bundle, RecipeFile], tuple[DLRM, Representation]]
 class Trained:
     """A trained variant."""
 
-    kind: Kind
+    kind: RepresentationKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ def hot(source: str, rows: int) -> Derived:
     return Derived(source, f"{rows} rows materialized", lambda bundle, *_: materialize(bundle, rows))
 
 
-def distilled(source: str, kind: Kind, steps: int) -> Derived:
+def distilled(source: str, kind: RepresentationKind, steps: int) -> Derived:
     """Returns a bundle of another kind, fitted to the source's rows."""
 
     def by(bundle: Bundle, training: RecipeFile) -> tuple[DLRM, Representation]:

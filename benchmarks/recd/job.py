@@ -25,7 +25,7 @@ from polyrec.models.data.encoded import EncodedRows, encode
 from polyrec.models.data.reader import open_data
 from polyrec.models.data.split import TEST, TRAIN, VALIDATION, fit_splitter
 from polyrec.models.dlrm.dlrm import DLRM, DenseNet, dense_slots
-from polyrec.models.dlrm.representation import Kind, initial_stage
+from polyrec.models.dlrm.representation import RepresentationKind, initial_stage
 from polyrec.models.embeddings.computed import ComputedStage
 from polyrec.models.schema.batch import F32, I64, Batch
 from polyrec.models.schema.encoder import Encoder
@@ -55,7 +55,7 @@ class Job:
     share: bool = False
     by_request: bool = False
     distinct: bool = True
-    kind: Kind = "table"
+    kind: RepresentationKind = "table"
     steps: int = 100
     seed: int = 0
     hide: float | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks.command import table
+from polyrec.report.text import markdown_table
 
 RECD = {"training": 2.48, "reading": 1.79, "storage": 3.71}
 """Best factors reported by the paper (MLSys'23, section 6), for its authors' models and clusters."""
@@ -47,7 +47,7 @@ def _storage(sizes: Mapping[str, int]) -> list[str]:
         for name, size in sizes.items()
     ]
     rows.append(["RecD, best of the paper", "", _times(RECD["storage"]), ""])
-    return table(["form", "bytes", "smaller than shuffled", "than together"], rows)
+    return markdown_table(["form", "bytes", "smaller than shuffled", "than together"], rows)
 
 
 def _reading(found: Found) -> list[str]:
@@ -64,7 +64,7 @@ def _reading(found: Found) -> list[str]:
     ]
     rows.append(["RecD, best of the paper", "", _times(RECD["reading"]), "", "", "", ""])
     heads = ["form", "rows/s", "against shuffled", "against together", "encoded", "peak memory", "spread"]
-    return table(heads, rows)
+    return markdown_table(heads, rows)
 
 
 def _training(found: Mapping[str, Found]) -> list[str]:
@@ -85,11 +85,11 @@ def _training(found: Mapping[str, Found]) -> list[str]:
             )
     rows.append(["RecD, best of the paper", "", "", "", _times(RECD["training"]), "", "", ""])
     heads = ["representation", "batches of", "rows a context", "rows/s", "against random rows"]
-    return table([*heads, "against whole requests", "peak memory", "spread"], rows)
+    return markdown_table([*heads, "against whole requests", "peak memory", "spread"], rows)
 
 
 def _groups(found: Sequence[Found]) -> list[str]:
-    return table(
+    return markdown_table(
         ["features", "dedup factor"], [[", ".join(g["features"]), f"{g['factor']:.1f}"] for g in found]
     )
 
@@ -103,7 +103,7 @@ def _quality(found: Mapping[str, Mapping[str, Any]]) -> list[str]:
                 for m in metrics.values()
             ]
             rows.append([kind, FORMS[name], *cells])
-    return table(["representation", "batches of", "AUC", "log-loss", "MRR"], rows)
+    return markdown_table(["representation", "batches of", "AUC", "log-loss", "MRR"], rows)
 
 
 def _sweep(found: Sequence[Found]) -> list[str]:
@@ -127,7 +127,7 @@ def _sweep(found: Sequence[Found]) -> list[str]:
     heads = ["candidates", "rows a request", "bytes: shuffled / packed", "together / packed"]
     heads += ["reading: packed / shuffled", "packed / together", "encoded bytes: plain / shared"]
     heads += ["training: shared / random rows", "shared / whole requests"]
-    return table(heads, rows)
+    return markdown_table(heads, rows)
 
 
 def _times(factor: float) -> str:

@@ -78,7 +78,7 @@ class CoreSpeedMonitor:
         while self._samples().size == 0:
             if self._process.poll() is not None or perf_counter() > end_s:
                 self.__exit__(None, None, None)
-                raise LoadError("the core's pace cannot be measured without root")
+                raise LoadError("the core's speed cannot be measured without root")
             time.sleep(EVERY_S)
         return self
 
@@ -112,8 +112,9 @@ class CoreSpeedMonitor:
 
 
 def between(samples: F64, begin_s: float, end_s: float) -> F64:
-    """Samples of a period, float64 [n, 2] of moment and duration; if there are none, the nearest before or
-    after it.
+    """Returns the samples of a period, or if it has none, the nearest one.
+
+    samples: float64 [n, 2], moment and duration of each, ascending.
     """
     first, end = np.searchsorted(samples[:, 0], (begin_s, end_s)).tolist()
     if first == end:

@@ -37,7 +37,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 
 from benchmarks.command import CLIENT_CORE, SERVER_CORE, command, command_parser, priority, save
-from benchmarks.lanes.memory import tree
+from benchmarks.lanes.memory import process_tree
 from benchmarks.routing.faults import count_fates, prepared_load, slow
 from polyrec.loadtest.comparison.policy_server import PolicyServer
 from polyrec.loadtest.drivers.open_loop import Limits, run
@@ -69,7 +69,7 @@ Figures = dict[str, Any]
 
 def stop(pid: int) -> None:
     """Stops the whole process including lanes for STOP_S."""
-    pids = tree(pid)
+    pids = process_tree(pid)
     for each in pids:
         os.kill(each, signal.SIGSTOP)
     time.sleep(STOP_S)
@@ -79,7 +79,7 @@ def stop(pid: int) -> None:
 
 def slow_lane(pid: int) -> None:
     """Slows the first lane by slowing its process, which may be the server's."""
-    slow([*tree(pid), pid][1])
+    slow([*process_tree(pid), pid][1])
 
 
 DISTURBANCES: dict[str, Callable[[int], None] | None] = {

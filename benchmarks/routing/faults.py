@@ -1,6 +1,6 @@
 """Breaks lanes under load: one is killed, one slowed tenfold, one stalled for two seconds.
 
-    python -m benchmarks.routing.faults --profile runs/profile.json \
+    python -m benchmarks.routing.faults --profile runs/profile.json \\
         --data ../shared/data/trivago/impressions.parquet
 
 Serves a plan with process lanes. For each fault, an open-loop Poisson load at a share of its capacity runs
@@ -150,7 +150,7 @@ def result_of(name: str, outcome: Outcome, slo_s: float, back_s: float | None) -
 
 
 def count_fates(outcome: Outcome) -> dict[str, int]:
-    """Returns the number of requests by fate, without those of no request."""
+    """Returns the number of requests by fate; omits fates that no request had."""
     return {f.name.lower(): n for f in Fate if (n := int((outcome.fate == f).sum()))}
 
 

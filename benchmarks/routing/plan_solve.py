@@ -55,8 +55,11 @@ REPRESENTATIONS = {
 
 @dataclass(frozen=True, slots=True)
 class SolveResult:
-    """rows: of all tables. served: share of the traffic. gap: relative, to the relaxation; proven: to the
-    solver's own bound."""
+    """One solved instance.
+
+    rows: of all tables. served: share of the traffic. gap: relative difference from the linear relaxation.
+    proven: from the solver's own bound.
+    """
 
     seed: int
     tables: int
@@ -73,8 +76,10 @@ class SolveResult:
 
 
 def machine(stored_bytes: float) -> Machine:
-    """stored_bytes: of all fp32 tables times what is to be held of them. The host has 1.2 times as much,
-    each GPU a third, the accelerator a twentieth."""
+    """Returns a machine whose memories are in proportion to `stored_bytes`, the bytes of rows to hold.
+
+    The host has 1.2 times as many, each GPU a third, the accelerator a twentieth.
+    """
     devices = [Device(name="cpu", kind="cpu", lanes=64, memory_bytes=int(1.2 * stored_bytes))]
     devices += [
         Device(name=f"cuda:{i}", kind="gpu", lanes=1, memory_bytes=int(0.33 * stored_bytes), link=2.5e10)
@@ -93,7 +98,10 @@ def machine(stored_bytes: float) -> Machine:
 
 
 def instance(seed: int, tables: int = 500, held: float = 1.0) -> tuple[Profile, tuple[Tables | None, ...]]:
-    """The profile, and each path's tables."""
+    """Draws an instance; returns its profile and each path's tables, None for a path that stores no rows.
+
+    held: memories, as a multiple of those that hold all fp32 rows.
+    """
     rng = np.random.default_rng(seed)
     sizes = np.exp(rng.uniform(np.log(1e3), np.log(1e6), tables)).astype(int)
     ranked = tuple(
@@ -143,6 +151,7 @@ def instance(seed: int, tables: int = 500, held: float = 1.0) -> tuple[Profile, 
 
 
 def measure(seed: int, tables: int, rate: float, held: float, limit_s: float) -> SolveResult:
+    """Draws an instance, plans for `rate` queries/s, and compares the plan with the linear relaxation."""
     profile, found = instance(seed, tables, held)
     requirements = Requirements(0.02, Traffic(rate=rate, sizes=Sizes(kind="lognormal")))
     start = time.perf_counter()

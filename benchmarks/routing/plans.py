@@ -1,8 +1,7 @@
 """Makes plans of named paths, for benchmarks of paths that a planner would omit.
 
-    python -m benchmarks.routing.plans hybrid@cpu hybrid-hot.int8@cpu table-int8.int8@cpu table@cpu
-    table.int8@cpu \
-        --profile runs/profile.json --out runs/plan-all.json
+    python -m benchmarks.routing.plans hybrid@cpu hybrid-hot.int8@cpu table-int8.int8@cpu table@cpu \\
+        table.int8@cpu --profile runs/profile.json --out runs/plan-all.json
 """
 
 from __future__ import annotations

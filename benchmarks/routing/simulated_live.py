@@ -5,8 +5,7 @@
 First measures the cost of serving (loadtest/comparison/calibration.py), then finds each policy's capacity in
 the simulator with an undisturbed core. The live server is loaded at shares of it, with policies in turns. The
 same requests at the same times are simulated on a core of the speed that the server's had at the time
-(benchmarks/routing/core_speed.py). Figures of a load are medians of all
-its runs, live and simulated.
+(benchmarks/routing/core_speed.py). Figures of a load are medians of all its runs, live and simulated.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ def lru(warm: I64, held_out: I64, size: int) -> float:
 
 
 def s3_fifo(warm: I64, held_out: I64, size: int) -> float:
-    """S3-FIFO (Yang et al., SOSP 2023), one lookup at a time, with the parameters of libcachesim."""
+    """Returns the hit rate of S3-FIFO (Yang et al., SOSP 2023), with the parameters of libcachesim."""
     small_size = max(int(size * 0.1), 1)
     small: OrderedDict[int, int] = OrderedDict()
     main: OrderedDict[int, int] = OrderedDict()
@@ -69,7 +69,11 @@ def s3_fifo(warm: I64, held_out: I64, size: int) -> float:
 
 
 def belady(held_out: I64, size: int) -> float:
-    """The best of any cache: it knows the future, begins with what it likes and may pass rows by."""
+    """Returns the highest hit rate of any cache on `held_out` (Belady).
+
+    It evicts the row whose next lookup is farthest in the future, starts with the rows that are looked up
+    first, and does not cache a row that would be evicted before its next lookup.
+    """
     never = held_out.size
     order = np.argsort(held_out, kind="stable")
     ahead = np.full(held_out.size, never)
@@ -77,7 +81,7 @@ def belady(held_out: I64, size: int) -> float:
     ahead[order[:-1][same]] = order[1:][same]
     rows, first = np.unique(held_out, return_index=True)
     sooner = np.argsort(first)[:size]
-    # cached row -> when it is looked up next; the heap has that, latest first, and what has passed
+    # cached row -> its next lookup; the heap has these, latest first, and outdated entries
     cached = dict(zip(rows[sooner].tolist(), first[sooner].tolist(), strict=True))
     latest = [(-when, row) for row, when in cached.items()]
     heapq.heapify(latest)

@@ -22,7 +22,10 @@ LARGE = 5
 
 
 def bundle_of(folder: Path, large_rows: int, exponent: float, width: int = WIDTH) -> Bundle:
-    """Integer vocabularies in the order of their ids, with the counts that the traffic will have."""
+    """Writes a bundle with random rows, whose access counts follow a Zipf law; ids are ranks.
+
+    large_rows: of each of the LARGE first tables. exponent: of the Zipf law.
+    """
     schema = load_schema("criteo")
     vocabularies = {}
     for i, table in enumerate(schema.tables):
@@ -43,7 +46,7 @@ def bundle_of(folder: Path, large_rows: int, exponent: float, width: int = WIDTH
 
 
 def plan_of(bundle: Bundle, directory: Path, memory: int | None, prefetch: bool) -> Plan:
-    """memory: bytes of host memory for rows and pages; None: all rows."""
+    """Returns the plan of one path on a thread lane. memory: bytes for rows and pages; None: for all rows."""
     latency = {"rows": [1, 1024], "median_s": [3e-4, 2e-2], "tail_s": [1e-3, 4e-2]}
     path = {"name": "table@cpu", "bundle": bundle.path, "runtime": "onnx", "latency": latency}
     plan: dict[str, object] = {

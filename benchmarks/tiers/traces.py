@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 from pyarrow import parquet
 
+from benchmarks.zipf import zipf_cdf
 from polyrec.models.schema.batch import I64
 from polyrec.models.schema.schema import load_schema
 
@@ -44,21 +45,16 @@ def generated(exponent: float, permuted: bool, lookups: int = LOOKUPS) -> Trace:
     random = np.random.default_rng(0)
     old = ROWS * 2 // 3
     early = int(lookups * CALIBRATED)
-    rows = _zipf(random, old, exponent, lookups)
+    rows = np.searchsorted(zipf_cdf(old, exponent), random.random(lookups))
     late = random.random(lookups) < LATE
     late[:early] = False
-    rows[late] = old + _zipf(random, ROWS - old, exponent, int(late.sum()))
+    rows[late] = old + np.searchsorted(zipf_cdf(ROWS - old, exponent), random.random(int(late.sum())))
     rows = random.permutation(ROWS)[rows]
     if permuted:
         middle = early + (lookups - early) // 2
         rows[middle:] = random.permutation(ROWS)[rows[middle:]]
     name = f"Zipf {exponent:g}, new rows" + (", permuted in the middle" if permuted else "")
     return Trace(name, ROWS, rows[:early], rows[early:])
-
-
-def _zipf(random: np.random.Generator, rows: int, exponent: float, size: int) -> I64:
-    share = np.cumsum(np.arange(1, rows + 1) ** -exponent)
-    return np.searchsorted(share / share[-1], random.random(size))
 
 
 def bookcrossing(folder: Path, lookups: int = LOOKUPS) -> Trace | None:

@@ -40,6 +40,7 @@ from numpy.typing import NDArray
 
 from benchmarks.command import answer_of, command_parser, save, today
 from benchmarks.training.streamed import anonymous_bytes
+from benchmarks.zipf import zipf_cdf
 from polyrec.loadtest.machine import processor
 from polyrec.models.allocator import retain_freed_memory
 from polyrec.models.dlrm.dlrm import DLRM, Architecture, dense_slots, initial_net
@@ -82,11 +83,11 @@ class Generated:
         """Draws ranks by Zipf's law into `file`, unless it exists; labels and numbers are random."""
         if not file.exists():
             random = np.random.default_rng(1)
-            share = np.cumsum(np.arange(1, table_rows + 1) ** -ZIPF)
+            cdf = zipf_cdf(table_rows, ZIPF)
             ranks = np.lib.format.open_memmap(file, "w+", np.int32, (rows, TABLES))
             for start in range(0, rows, BATCH_ROWS):
-                drawn = random.random((min(BATCH_ROWS, rows - start), TABLES)) * share[-1]
-                ranks[start : start + len(drawn)] = np.searchsorted(share, drawn)
+                drawn = random.random((min(BATCH_ROWS, rows - start), TABLES))
+                ranks[start : start + len(drawn)] = np.searchsorted(cdf, drawn)
             ranks.flush()
         random = np.random.default_rng(0)
         label = (random.random(rows) < 0.25).astype(np.float32)

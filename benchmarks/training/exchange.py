@@ -48,6 +48,7 @@ from polyrec.models.training.workers.group import WorkerGroup
 from polyrec.models.training.workers.settings import Scheme, WorkerSettings
 from polyrec.models.training.workers.stage import ShardedStage
 from polyrec.models.training.workers.workers import Workers
+from polyrec.report.text import markdown_table
 
 T = TypeVar("T")
 
@@ -241,8 +242,7 @@ def table(found: list[dict[str, Any]], forms: list[str], links: list[str]) -> st
     def values(form: str, key: str, link: str | None = None) -> list[float]:
         return [f[key] for f in found if f["form"] == form and link in (None, f["link"])]
 
-    lines = ["| | bytes a row | of the baseline's | " + " | ".join(f"{k}: rows/s" for k in links) + " |"]
-    lines.append("|---" * (3 + len(links)) + "|")
+    rows = []
     base = statistics.median(values(forms[0], "wire_bytes_per_row"))
     for form in forms:
         sent = statistics.median(values(form, "wire_bytes_per_row"))
@@ -252,8 +252,9 @@ def table(found: list[dict[str, Any]], forms: list[str], links: list[str]) -> st
             rate = statistics.median(rates)
             ratios = [a / b for a, b in zip(rates, values(forms[0], "rows_per_s", link), strict=True)]
             cells.append(f"{rate:,.0f} ({statistics.median(ratios):.2f})")
-        lines.append(f"| {form} | {sent:,.0f} | {sent / base:.2f} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        rows.append([form, f"{sent:,.0f}", f"{sent / base:.2f}", *cells])
+    head = ["", "bytes a row", "of the baseline's", *(f"{link}: rows/s" for link in links)]
+    return "\n".join(markdown_table(head, rows))
 
 
 def main() -> None:

@@ -32,6 +32,7 @@ from polyrec.models.schema.schema import Schema, load_schema
 from polyrec.models.training.baselines import CONSTANT, LOGISTIC
 from polyrec.models.training.pipeline import Learner
 from polyrec.models.training.recipe import RecipeFile
+from polyrec.report.text import markdown_table
 
 GENERATED = {
     "noise": "random clicks",
@@ -158,10 +159,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "",
         f"on {machine()}.",
         "",
-        f"| rows | set | NE: constant | logistic | default | default worse than constant by over {MARGIN} "
-        "| AUC: logistic | default |",
-        "|---|---|---|---|---|---|---|---|",
     ]
+    cells = []
     with tempfile.TemporaryDirectory() as folder:
         for rows in args.rows:
             for name in (*GENERATED, *PUBLIC):
@@ -179,11 +178,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 mean = np.mean(found, axis=0)
                 worse = sum(f[2][0] > f[0][0] + MARGIN for f in found)
                 what = GENERATED.get(name, name)
-                figures = " | ".join(f"{m[0]:.3f}" for m in mean)
-                auc = f"{mean[1][1]:.3f} | {mean[2][1]:.3f}"
-                lines.append(f"| {rows:,} | {what} | {figures} | {worse} of {len(found)} | {auc} |")
-                print(lines[-1], file=sys.stderr, flush=True)
-    text = "\n".join(lines) + "\n"
+                entropy, auc = ([f"{x:.3f}" for x in column] for column in mean.T)
+                cells.append([f"{rows:,}", what, *entropy, f"{worse} of {len(found)}", *auc[1:]])
+                print(*cells[-1], sep=", ", file=sys.stderr, flush=True)
+    head = ["rows", "set", "NE: constant", "logistic", "default"]
+    head += [f"default worse than constant by over {MARGIN}", "AUC: logistic", "default"]
+    text = "\n".join([*lines, *markdown_table(head, cells)]) + "\n"
     print(text)
     (ROOT / "docs" / "results" / "few-rows.md").write_text(text, encoding="utf-8")
 

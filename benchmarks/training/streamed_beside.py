@@ -50,9 +50,16 @@ WAYS = ("polyrec", "earlier", "torchrec")
 RECIPE = {
     "architecture": {"width": 16, "bottom": [64], "top": [256], "interaction": "dot"},
     "recipe": {
-        **{"epochs": 1, "batch_rows": BATCH_ROWS, "by_request": True, "checks_per_epoch": 1},
-        **{"dense_lr": 0.002, "sparse_lr": 0.05, "warm_up": 0.0, "final_lr": 1.0},
-        **{"hide": 0.0, "average": 0.0},
+        "epochs": 1,
+        "batch_rows": BATCH_ROWS,
+        "by_request": True,
+        "checks_per_epoch": 1,
+        "dense_lr": 0.002,
+        "sparse_lr": 0.05,
+        "warm_up": 0.0,
+        "final_lr": 1.0,
+        "hide": 0.0,
+        "average": 0.0,
     },
 }
 LOOK_EVERY_S = 0.5

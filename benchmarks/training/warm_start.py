@@ -36,6 +36,7 @@ from polyrec.models.schema.schema import Schema, Split, load_schema
 from polyrec.models.training.pipeline import Learner
 from polyrec.models.training.recipe import default_recipe_file
 from polyrec.models.training.warm.start import WarmStart
+from polyrec.report.text import markdown_table
 
 DAY_S, HOUR_S = 86_400, 3600
 CUTS_H = (24.0, 40.0, 48.0)
@@ -145,15 +146,15 @@ def by_step_size(folder: Path, seeds: Sequence[int]) -> dict[str, dict[str, floa
 
 def markdown(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     """Returns the table of docs/results/warm-start.md: mean (minimum to maximum) over the seeds."""
-    heads = ["AUC", "log-loss", "information gain", "MRR", "CPU s", "rows of tables"]
-    lines = ["| | " + " | ".join(heads) + f" | log-loss less that of {BASELINE}, by seed |", "|---" * 8 + "|"]
+    rows = []
     for way, runs in found.items():
         cells = [spread([r[m] for r in runs], 4 if m != "log_loss" else 5) for m in METRICS]
         cells += [spread([r["seconds"] for r in runs], 0), f"{np.mean([r['rows'] for r in runs]):,.0f}"]
         by_seed = [r["log_loss_to_baseline"] for r in runs]
         cells.append("; ".join(f"{d[0]:+.5f} [{d[1]:+.5f}, {d[2]:+.5f}]" for d in by_seed if d is not None))
-        lines.append(f"| {way} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        rows.append([way, *cells])
+    head = ["", "AUC", "log-loss", "information gain", "MRR", "CPU s", "rows of tables"]
+    return "\n".join(markdown_table([*head, f"log-loss less that of {BASELINE}, by seed"], rows))
 
 
 def main() -> None:

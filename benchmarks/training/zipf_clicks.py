@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.peers.models import CARDINALITIES, DENSE
+from benchmarks.zipf import zipf_cdf
 from polyrec.models.schema.schema import Schema
 
 ZIPF = 1.05
@@ -49,9 +50,8 @@ def generate_zipf(path: Path, rows: int, request_rows: int) -> None:
     for i in range(DENSE):
         columns[f"n{i}"] = random.normal(size=rows).astype(np.float32)
     for i, size in enumerate(CARDINALITIES):
-        weights = np.cumsum(np.arange(1, size + 1) ** -ZIPF)
         of_request = shared(i, request_rows)
-        drawn = random.random(request[-1] + 1 if of_request else rows)
-        ids = np.searchsorted(weights, drawn * weights[-1])
+        draws = request[-1] + 1 if of_request else rows
+        ids = np.searchsorted(zipf_cdf(size, ZIPF), random.random(draws))
         columns[f"c{i}"] = ids[request] if of_request else ids
     pq.write_table(pa.table(columns), path)

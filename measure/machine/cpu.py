@@ -7,8 +7,8 @@ may set a lower limit.
 from __future__ import annotations
 
 import os
-import platform
 
+from polyrec.loadtest.machine import processor
 from polyrec.measure.machine import speed
 from polyrec.measure.machine.runtimes import working_runtimes
 from polyrec.models.memory import PROC, SYS, cgroups, lines, number, words
@@ -38,7 +38,7 @@ def cpu_device(measure: bool, unusable: dict[str, str]) -> Device:
         caches=caches(min(cores)),
         vector=vectors(),
         runtimes=runtimes,
-        description=f"{model()}, {len(cores)} cores{shared}",
+        description=f"{processor()}, {len(cores)} cores{shared}",
     )
 
 
@@ -105,14 +105,6 @@ def vectors() -> tuple[str, ...]:
             flags = set(line.partition(":")[2].split())
             return tuple(v for v in X86 + ARM if v in flags)
     return ()
-
-
-def model() -> str:
-    """Returns the model name of the processor."""
-    for line in lines(PROC / "cpuinfo"):
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
 
 
 def _ranges(text: str) -> set[int]:

@@ -37,7 +37,7 @@ from polyrec.models.runtimes.registry import why_unusable
 from polyrec.models.runtimes.runtime import Runtime
 from polyrec.models.schema.batch import Batch
 from polyrec.models.tiers.stack import TierStack
-from polyrec.models.tiers.stage import fused_rows, open_tiers, tiered_rows
+from polyrec.models.tiers.stage import open_tiers, prefetch
 from polyrec.models.tiers.tier_settings import TierSettings
 
 clock = time.perf_counter
@@ -141,9 +141,7 @@ class PathUnderTest:
             # a server encodes a query only once, when it looks for its rows
             batch = self._drawn.encode(*request, rows)
             start = clock()
-            store, fused = tiered_rows(self.runtime.stage), fused_rows(self.runtime.stage)
-            if store is not None and fused is not None:
-                store.prefetch(fused.lookups(batch).rows())
+            prefetch(self.runtime.stage, batch)
             reading_s = clock() - start
         return reading_s + self._predict(*waiting.popleft(), rows)
 

@@ -18,7 +18,7 @@ import pyarrow.types as pt
 from polyrec.models.errors import DataError
 from polyrec.models.schema.schema import Schema
 
-Kind = Literal["number", "string", "integer", "strings", "integers", "key", "time"]
+ColumnKind = Literal["number", "string", "integer", "strings", "integers", "key", "time"]
 
 TARGET: dict[str, pa.DataType] = {
     "number": pa.float64(),
@@ -29,7 +29,7 @@ TARGET: dict[str, pa.DataType] = {
 }
 
 
-def column_kind(schema: Schema, column: str) -> Kind:
+def column_kind(schema: Schema, column: str) -> ColumnKind:
     """Returns the kind of a column.
 
     time: the column of a split by time, whose order matters. A column that the schema does not mention is a
@@ -53,7 +53,7 @@ def check_columns(where: str, wanted: Sequence[str], there: Sequence[str]) -> No
             raise DataError(f"{where}: no column '{name}'; the columns are {', '.join(there)}")
 
 
-def check_type(where: str, column: str, kind: Kind, type_: pa.DataType) -> None:
+def check_type(where: str, column: str, kind: ColumnKind, type_: pa.DataType) -> None:
     """Raises DataError if a column's type can never hold what the schema says."""
     if pt.is_dictionary(type_):
         type_ = type_.value_type
@@ -103,7 +103,7 @@ def in_unit_of(values: pa.Array, first_type: pa.DataType) -> pa.Array:
     return values.cast(options=pc.CastOptions(first_type, allow_time_truncate=True))
 
 
-def _fits(kind: Kind, type_: pa.DataType) -> bool:
+def _fits(kind: ColumnKind, type_: pa.DataType) -> bool:
     if pt.is_null(type_):
         return True
     number = pt.is_integer(type_) or pt.is_floating(type_) or pt.is_boolean(type_)
@@ -122,7 +122,7 @@ def _fits(kind: Kind, type_: pa.DataType) -> bool:
     return bool(lists) and _fits("string" if kind == "strings" else "integer", type_.value_type)
 
 
-def _remedy(kind: Kind, type_: pa.DataType) -> str:
+def _remedy(kind: ColumnKind, type_: pa.DataType) -> str:
     """Returns a hint about a type that does not fit, in brackets; empty if there is no simple remedy."""
     lists = kind in ("strings", "integers")
     if lists and not (pt.is_list(type_) or pt.is_large_list(type_)):
@@ -138,7 +138,7 @@ def _remedy(kind: Kind, type_: pa.DataType) -> str:
     return " (cast it when the file is written)"
 
 
-def normalize_column(where: str, column: str, kind: Kind, values: pa.Array) -> pa.Array:
+def normalize_column(where: str, column: str, kind: ColumnKind, values: pa.Array) -> pa.Array:
     """Converts a column to the type of its kind, missing values to nulls.
 
     Raises DataError if a value does not fit.

@@ -28,8 +28,8 @@ from polyrec.models.files import Strict
 from polyrec.models.schema.schema import Schema
 from polyrec.models.schema.vocabulary import Vocabulary
 
-Kind = Literal["table", "dhe", "select", "hybrid"]
-KINDS: tuple[Kind, ...] = ("table", "dhe", "select", "hybrid")
+RepresentationKind = Literal["table", "dhe", "select", "hybrid"]
+KINDS: tuple[RepresentationKind, ...] = ("table", "dhe", "select", "hybrid")
 
 
 class RankedVocabulary(Protocol):
@@ -53,7 +53,7 @@ class Representation(Strict):
         new data; hash codes are derived from these sizes.
     """
 
-    kind: Kind = "table"
+    kind: RepresentationKind = "table"
     precision: Precision = "fp32"
     encoding: Encoding | None = None
     cuts: dict[str, Annotated[int, Field(ge=0, lt=2**48)]] = Field(default_factory=dict)

@@ -3,9 +3,9 @@
 There are three graphs. Their inputs are named as in `models.dlrm.dlrm.Inputs` (those that the model has), and
 they have one output, `probability` [rows]:
 
-- In the plain graph, row r has context r. - In the ranking graph, rows share contexts: `context_row` [rows]
-is the context of each row, and values that depend on
-  the context alone are computed once per context (models/dlrm/context_once.py).
+- In the plain graph, row r has context r.
+- In the ranking graph, rows share contexts: `context_row` [rows] is the context of each row, and values that
+  depend on the context alone are computed once per context (models/dlrm/context_once.py).
 - The ranking graph of a single context has no `context_row` and repeats nothing for its rows.
 
 Building graphs directly instead of tracing takes milliseconds instead of seconds, needs no exporter at run

@@ -1,10 +1,9 @@
 """Detects whether this machine's int8 products saturate.
 
-x86 processors with AVX2 or AVX-512 but without VNNI add pairs of uint8 x int8 products in 16 bits, which two
-large pairs
-exceed: 255 * 127 * 2 > 32,767. ONNX Runtime documents this and leaves it to the model's author
-(https://onnxruntime.ai/docs/performance/model-optimizations/quantization.html, "U8S8"). Its kernels for uint8
-x uint8 add in 32 bits everywhere; without VNNI they take 1.25 times as long.
+x86 processors with AVX2 or AVX-512 but without VNNI add pairs of uint8 x int8 products in 16 bits, which the
+sum of two large products exceeds: 255 * 127 * 2 > 32,767. ONNX Runtime documents this and leaves it to the
+model's author (https://onnxruntime.ai/docs/performance/model-optimizations/quantization.html, "U8S8"). Its
+kernels for uint8 x uint8 add in 32 bits everywhere; without VNNI they take 1.25 times as long.
 """
 
 from __future__ import annotations

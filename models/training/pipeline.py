@@ -22,7 +22,7 @@ from polyrec.models.data.reader import DataReader
 from polyrec.models.data.split import TEST, TRAIN, VALIDATION, Splitter, fit_splitter
 from polyrec.models.dlrm.activations import Activations, observe_activations
 from polyrec.models.dlrm.dlrm import DLRM, dense_slots, initial_net
-from polyrec.models.dlrm.representation import Kind, Representation, initial_stage
+from polyrec.models.dlrm.representation import Representation, RepresentationKind, initial_stage
 from polyrec.models.embeddings.decoder import fold_norms
 from polyrec.models.embeddings.stage import Stage
 from polyrec.models.errors import DataError
@@ -96,7 +96,7 @@ class Learner:
     reader: DataReader
     schema: Schema
     training: RecipeFile
-    kind: Kind = "table"
+    kind: RepresentationKind = "table"
     sample: float | None = None
     calibration: Calibration | None = None
     baselines: bool = True

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError, model_validator
 
 from polyrec.models.dlrm.dlrm import Architecture
-from polyrec.models.dlrm.representation import Kind, Representation
+from polyrec.models.dlrm.representation import Representation, RepresentationKind
 from polyrec.models.embeddings.computed import Encoding
 from polyrec.models.embeddings.cuts import stored_but_largest, stored_within
 from polyrec.models.errors import DataError
@@ -132,7 +132,9 @@ class RecipeFile(Strict):
             raise ValueError(f"recipe.block_lr has {len(given)} step sizes for {len(widths)} nested widths")
         return self
 
-    def representation(self, kind: Kind, vocabularies: Mapping[str, Vocabulary]) -> Representation:
+    def representation(
+        self, kind: RepresentationKind, vocabularies: Mapping[str, Vocabulary]
+    ) -> Representation:
         """Returns the representation of a kind, for tables of these sizes and popularity."""
         if kind == "table":
             return Representation()

@@ -65,7 +65,7 @@ def read_ranking(document: dict[str, Any], request_id: str | None, attempts: int
     return Ranking(order=order, scores=scores, **_origin(document, request_id, attempts))
 
 
-def read_nothing(document: dict[str, Any], request_id: str | None, attempts: int) -> None:
+def check_accepted(document: dict[str, Any], request_id: str | None, attempts: int) -> None:
     """Checks an answer of /v1/feedback. Raises KeyError if it is not one."""
     document["accepted"]
 

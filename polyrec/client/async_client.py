@@ -12,7 +12,7 @@ import httpx
 from polyrec.client.answers import (
     Prediction,
     Ranking,
-    read_nothing,
+    check_accepted,
     read_prediction,
     read_ranking,
 )
@@ -62,7 +62,7 @@ class AsyncClient:
     ) -> None:
         """Reports labels for a request, like `Client.feedback`."""
         body = feedback_body(request_id, positives, labels)
-        await self._call(FEEDBACK, body, None, options, read_nothing)
+        await self._call(FEEDBACK, body, None, options, check_accepted)
 
     async def ready(self) -> bool:
         """Returns whether the server is reachable and ready to predict."""

@@ -92,7 +92,7 @@ class Call:
         """Begins an attempt; returns its headers and the seconds left. Raises DeadlineExceeded."""
         left_s = self._deadline - self._clock()
         if left_s < MIN_S:
-            raise self._late()
+            raise self.timed_out()
         self.attempts += 1
         headers = {}
         if self._options.budget_ms is not None:
@@ -143,8 +143,10 @@ class Call:
         return self._wait(Unavailable(reason), None)
 
     def timed_out(self) -> DeadlineExceeded:
-        """Returns the error for an attempt that timed out."""
-        return self._late()
+        """Returns the error of a call whose time is up."""
+        options = self._options
+        limit = f"{options.timeout_s:g} s" if options.budget_ms is None else f"{options.budget_ms:g} ms"
+        return DeadlineExceeded(f"no answer within {limit} ({self.attempts} attempts)")
 
     def _wait(self, error: PredictionError, asked_s: float | None) -> float:
         wait_s = asked_s
@@ -154,11 +156,6 @@ class Call:
         if self.attempts > self._options.retries or too_late:
             raise error
         return wait_s
-
-    def _late(self) -> DeadlineExceeded:
-        options = self._options
-        limit = f"{options.timeout_s:g} s" if options.budget_ms is None else f"{options.budget_ms:g} ms"
-        return DeadlineExceeded(f"no answer within {limit} ({self.attempts} attempts)")
 
 
 def _document(body: bytes) -> dict[str, Any]:

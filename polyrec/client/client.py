@@ -12,7 +12,7 @@ import httpx
 from polyrec.client.answers import (
     Prediction,
     Ranking,
-    read_nothing,
+    check_accepted,
     read_prediction,
     read_ranking,
 )
@@ -79,7 +79,7 @@ class Client:
         labels: alternatively, the label of each row. Raises PredictionError.
         """
         body = feedback_body(request_id, positives, labels)
-        self._call(FEEDBACK, body, None, options, read_nothing)
+        self._call(FEEDBACK, body, None, options, check_accepted)
 
     def ready(self) -> bool:
         """Returns whether the server is reachable and ready to predict."""

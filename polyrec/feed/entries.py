@@ -1,4 +1,4 @@
-"""Feeds updates of rows from a Redis stream or a Kafka topic to a server."""
+"""Parses the messages of a feed into updates, and joins consecutive ones into the updates of single calls."""
 
 from __future__ import annotations
 

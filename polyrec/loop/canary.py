@@ -41,9 +41,10 @@ class Canary:
         with suppress(AdminFailed):
             self.calls.post("note", {"text": line[:MAX_NOTE]}, NOTE_S)
 
-    def execute(self, iteration: Iteration, folder: LoopFolder, ended: Callable[[], bool]) -> StepResult:
-        """Tries an iteration's plan. ended: returns whether to roll back and stop. Raises AdminFailed or
-        Dropped.
+    def execute(self, iteration: Iteration, folder: LoopFolder, is_dropped: Callable[[], bool]) -> StepResult:
+        """Tries an iteration's plan. Raises AdminFailed, LoopError or IterationDropped.
+
+        is_dropped: returns whether an operator dropped the iteration; it is then rolled back.
         """
         version = str(iteration.figures("train")["version"])
         self.calls.require_one_model()  # the server may have come up since the loop began
@@ -64,16 +65,16 @@ class Canary:
                 return StepResult(verdict="go", reason="the server serves it already")
             reason = f"the server serves version {stable}, the loop's plan has version {iteration.serving}"
             return StepResult(verdict="hold", reason=reason, rows="kept")
-        return self._follow(iteration, version, ended)
+        return self._follow(iteration, version, is_dropped)
 
-    def _follow(self, iteration: Iteration, version: str, ended: Callable[[], bool]) -> StepResult:
+    def _follow(self, iteration: Iteration, version: str, is_dropped: Callable[[], bool]) -> StepResult:
         """Waits for the rollout in progress to end, and returns its result."""
         if "canary" in iteration.forced:
-            self.calls.post("rollout/promote", {"reason": "forced by a person"})
+            self.calls.post("rollout/promote", {"reason": "forced by an operator"})
         while (status := self.calls.get("rollout"))["rollout"] is not None:
-            if ended():
+            if is_dropped():
                 self.calls.post("rollout/rollback", {"reason": "the loop's iteration was dropped"})
-                raise IterationDropped("ended by a person; the canary was rolled back")
+                raise IterationDropped("ended by an operator; the canary was rolled back")
             if status["rollout"]["age_s"] > self.max_s:
                 decision = status["rollout"]["decision"]
                 missing = decision["reason"] if decision else "no decision"

@@ -1,9 +1,10 @@
 """Manages the folder of a loop: its plan, the records of iterations, and the commands of operators.
 
-    STATE/plan.json                  always the serving plan: start servers with it
-    STATE/iterations/0007/            record.json, plan.json, bundle/, train.log, checkpoint/
-    STATE/control/hold-publish       the loop stops before this step while the file exists; it has the reason
-    STATE/control/force-7, drop-7    a command for iteration 7; the loop removes the file
+    STATE/plan.json               always the serving plan: start servers with it
+    STATE/iterations/0007/        iteration 7: record.json, plan.json, bundle/, train.log, checkpoint/
+    STATE/control/hold-publish    the loop stops before this step while the file exists; contains the reason
+    STATE/control/force-7         a command for iteration 7, or drop-7; the loop removes the file
+    STATE/lock                    locked by the loop that runs here
 
 Every file is written atomically. Only the loop writes records; `polyrec loop hold` and other commands write
 only below `control/`, so neither overwrites the other's files.

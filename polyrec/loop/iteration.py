@@ -153,4 +153,4 @@ def forced(iteration: Iteration, now: float) -> Iteration:
 
 def dropped(iteration: Iteration) -> Iteration:
     """Returns an iteration in progress after an operator dropped it."""
-    return iteration.model_copy(update={"state": "dropped", "error": "ended by a person"})
+    return iteration.model_copy(update={"state": "dropped", "error": "ended by an operator"})

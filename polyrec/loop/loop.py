@@ -85,7 +85,7 @@ class Loop:
             iteration = self._next(iteration)
         hold = self.folder.holds().get(iteration.step)
         if hold is not None:
-            self._report(f"iteration {iteration.number}: held before {iteration.step} by a person: {hold}")
+            self._report(f"iteration {iteration.number}: held before {iteration.step} by an operator: {hold}")
             return self.every_s
         number = iteration.number
         try:
@@ -136,12 +136,12 @@ class Loop:
             except LoopError as e:
                 self._report(str(e))
             else:
-                self._report(f"iteration {number}: continues with {iteration.step}, forced by a person")
+                self._report(f"iteration {number}: continues with {iteration.step}, forced by an operator")
         if self.folder.has("drop", number):
             self.folder.remove("drop", number)
             if iteration.state == "running":
                 iteration = dropped(iteration)
-                self._report(f"iteration {number}: dropped by a person")
+                self._report(f"iteration {number}: dropped by an operator")
         if iteration is not before:
             self.folder.save(iteration)
         return iteration
@@ -168,21 +168,21 @@ class Loop:
         return iteration
 
     def _execute(self, iteration: Iteration) -> StepResult:
-        def ended() -> bool:
+        def is_dropped() -> bool:
             return self.folder.has("drop", iteration.number)
 
         folder, settings = self.folder, self.settings
         if iteration.step == "check":
             return steps.check(iteration, folder, settings)
         if iteration.step == "train":
-            return steps.train(iteration, folder, settings, ended)
+            return steps.train(iteration, folder, settings, is_dropped)
         if iteration.step == "evaluate":
             return steps.evaluate(iteration, folder, settings)
         if iteration.step == "publish":
             return steps.publish(iteration, folder)
         if self.canary is None:
             raise LoopError("the iteration needs a server for its canary: add --url URL")
-        return self.canary.execute(iteration, folder, ended)
+        return self.canary.execute(iteration, folder, is_dropped)
 
     def _report(self, line: str) -> None:
         """Reports a line, also on the server's status page, unless it repeats the last one."""

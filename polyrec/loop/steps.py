@@ -67,9 +67,7 @@ class LoopSettings:
 
 
 def only_bundle(plan: Plan) -> Path:
-    """Returns the single bundle of a plan's paths. Raises LoopError for a plan that a loop cannot
-    continue.
-    """
+    """Returns the single bundle of a plan's paths. Raises LoopError if a loop cannot continue the plan."""
     bundles = {path.bundle for path in plan.paths}
     if len(bundles) > 1:
         raise LoopError(
@@ -140,10 +138,11 @@ def _reference(folder: LoopFolder, plan: Plan, serving: str) -> float | None:
 
 
 def train(
-    iteration: Iteration, folder: LoopFolder, settings: LoopSettings, ended: Callable[[], bool]
+    iteration: Iteration, folder: LoopFolder, settings: LoopSettings, is_dropped: Callable[[], bool]
 ) -> StepResult:
-    """Continues the serving bundle with the rows of the period. ended: returns whether to stop. Raises
-    LoopError.
+    """Continues the serving bundle with the rows of the period. Raises LoopError or IterationDropped.
+
+    is_dropped: returns whether an operator dropped the iteration.
     """
     own = folder.folder_of(iteration.number)
     out, serving = own / BUNDLE, only_bundle(load_plan(folder.plan))
@@ -154,7 +153,7 @@ def train(
             period += ["--since", iteration.since]
         files = ["--data", settings.log, "--from", serving, "--out", out, "--checkpoint", own / CHECKPOINT]
         command = [sys.executable, "-m", "polyrec", "train", *map(str, files), *period, "--replace"]
-        _execute([*command, "--on-malformed", "count", *settings.train_options], own / TRAIN_LOG, ended)
+        _execute([*command, "--on-malformed", "count", *settings.train_options], own / TRAIN_LOG, is_dropped)
         bundle = load_bundle(out)
     record = bundle.manifest.training["from"]["tables"]
     new = sum(table["new"] for table in record.values())
@@ -175,7 +174,7 @@ def _trained(out: Path, iteration: Iteration) -> Bundle | None:
     return bundle if bundle.manifest.training.get("from", {}).get("version") == iteration.serving else None
 
 
-def _execute(command: list[str], log: Path, ended: Callable[[], bool]) -> None:
+def _execute(command: list[str], log: Path, is_dropped: Callable[[], bool]) -> None:
     """Runs a command at low priority, with its output in a file. Raises LoopError or IterationDropped."""
     with log.open("a", encoding="utf-8") as output:
         print("$", " ".join(command), file=output, flush=True)
@@ -183,8 +182,8 @@ def _execute(command: list[str], log: Path, ended: Callable[[], bool]) -> None:
             os.setpriority(os.PRIO_PROCESS, process.pid, NICE)
             try:
                 while process.poll() is None:
-                    if ended():
-                        raise IterationDropped("ended by a person")
+                    if is_dropped():
+                        raise IterationDropped("ended by an operator")
                     time.sleep(POLL_S)
             finally:
                 if process.poll() is None:

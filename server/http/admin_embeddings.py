@@ -233,7 +233,11 @@ def embeddings_route(admin: Admin, embeddings: Embeddings) -> Endpoint:
         # in a thread, as parsing a large update would block the event loop
         max_bytes = MAX_BODY_BYTES if binary else MAX_JSON_BYTES
         return await admin.perform(
-            *(request, "embeddings", max_bytes, lambda body: run_in_thread(lambda: update(body)), subject),
+            request,
+            "embeddings",
+            max_bytes,
+            lambda body: run_in_thread(lambda: update(body)),
+            subject,
             is_routine=lambda client: pace.is_routine(client, subject),
         )
 

@@ -1,21 +1,13 @@
 """Scores sampled requests of a prediction log on every path, and reports the paths' quality.
 
-Runs in its own process (server/live_quality/process.py), which reads settings as records from standard input,
-at the start and for each new plan. It exits when the server closes the pipe or dies. It sleeps after each
-piece of work, so that it uses at most WORK_SHARE of a core. If several servers have the same log and plan,
-one judge holds a file lock and works, and the others wait until it exits.
+server/live_quality/rounds.py runs it in a process of its own, and makes it rest after each piece of work.
 """
 
 from __future__ import annotations
 
-import fcntl
-import logging
-import os
-import select
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -37,9 +29,6 @@ from polyrec.server.live_quality.report import (
     Report,
     TrialReport,
     ends,
-    remove_old_reports,
-    report_file,
-    write_report,
 )
 from polyrec.server.live_quality.sample import LoggedRequest, LogSampler
 from polyrec.server.live_quality.settings import (
@@ -50,14 +39,7 @@ from polyrec.server.live_quality.settings import (
     JudgeSettings,
 )
 from polyrec.server.prediction_log.writer import LIMITS
-from polyrec.server.record_pipe import unframe
 
-log = logging.getLogger("polyrec.live_quality")
-
-READ_BYTES = 2**16
-WORK_SHARE = 0.1
-"""Maximum share of a core's time, even of an idle core, since cores share caches and memory."""
-LONGEST_REST_S = 10.0
 DIFFERING = 1e-3
 """Difference of probabilities above which a path's score counts as different from its logged answer."""
 LATE_SHARE = 0.1
@@ -212,110 +194,6 @@ def _described(model: LiveModel, version: str) -> PathReport:
         difference=ends(model.difference),
         confirmed=ends(model.confirmed),
     )
-
-
-class ServerGone(Exception):
-    """Raised if the server has closed the pipe."""
-
-
-class Instructions:
-    """Reads settings from the server's pipe."""
-
-    def __init__(self, fd: int) -> None:
-        os.set_blocking(fd, False)
-        self._fd = fd
-        self._buffer = bytearray()
-        self.settings: JudgeSettings | None = None
-
-    def wait(self, seconds: float) -> bool:
-        """Waits; returns True early if new settings arrive, else False. Raises ServerGone."""
-        give_up_s = time.monotonic() + seconds
-        while True:
-            left_s = max(0.0, give_up_s - time.monotonic())
-            if select.select([self._fd], [], [], left_s)[0]:
-                more = os.read(self._fd, READ_BYTES)
-                if not more:
-                    raise ServerGone
-                self._buffer += more
-                # an empty record only shows that the server is alive
-                if settings := list(filter(None, unframe(self._buffer))):
-                    self.settings = JudgeSettings.model_validate_json(settings[-1])
-                    return True
-            elif not left_s:
-                return False
-
-
-class NewSettings(Exception):
-    """Raised if new settings arrive during work."""
-
-
-def run(fd: int) -> None:
-    """Runs the judge until the other end of the pipe is closed."""
-    instructions = Instructions(fd)
-    with suppress(ServerGone):
-        while instructions.settings is None:
-            instructions.wait(60.0)
-        while True:
-            with suppress(NewSettings), Lock(instructions):
-                _judge(instructions)
-
-
-class Lock:
-    """File lock that excludes other judges with the same settings."""
-
-    def __init__(self, instructions: Instructions) -> None:
-        assert instructions.settings is not None
-        settings = instructions.settings
-        self._instructions = instructions
-        self._file = report_file(settings.folder, settings.digest).with_suffix(".lock")
-        self._fd = -1
-
-    def __enter__(self) -> None:
-        self._fd = os.open(self._file, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        while True:
-            try:
-                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return
-            except BlockingIOError:
-                if self._instructions.wait(1.0):
-                    os.close(self._fd)
-                    raise NewSettings from None
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self._fd)
-
-
-def _judge(instructions: Instructions) -> None:
-    """Scores and reports in rounds. Raises NewSettings or ServerGone."""
-    settings = instructions.settings
-    assert settings is not None
-
-    def rest(worked_s: float) -> None:
-        if instructions.wait(rest_after(worked_s)):
-            raise NewSettings
-
-    remove_old_reports(settings.folder, time.time())
-    judge: Judge | None = None
-    file = report_file(settings.folder, settings.digest)
-    while True:
-        now_s = time.time()
-        try:
-            judge = judge or Judge(settings, rest)
-            report = judge.round(now_s)
-        except (PolyrecError, OSError) as e:
-            log.error("live quality is not measured: %s", e)
-            report = Report(at_s=now_s, reference=settings.reference, error=str(e))
-        try:
-            write_report(file, report)
-        except OSError as e:
-            log.error("the report of live quality cannot be written: %s", e.strerror)
-        if instructions.wait(settings.every_s):
-            raise NewSettings
-
-
-def rest_after(worked_s: float) -> float:
-    """Returns the seconds to sleep after work, so that work takes WORK_SHARE of a core."""
-    return min(LONGEST_REST_S, worked_s * (1 / WORK_SHARE - 1))
 
 
 def latest(scored: Sequence[ScoredRequest], requests: int, rows: int) -> Sequence[ScoredRequest]:

@@ -22,7 +22,7 @@ def main() -> None:
     import torch
 
     from polyrec.server.app.logs import log_to_stderr
-    from polyrec.server.live_quality.judge import run
+    from polyrec.server.live_quality.rounds import run
 
     log_to_stderr("warning")
     torch.set_num_threads(1)

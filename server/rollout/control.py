@@ -90,9 +90,7 @@ class Rollout:
     ticks: int = 0
 
     def __post_init__(self) -> None:
-        traffic = self.traffic
-        paired = traffic.stable.shadow is not None
-        self.comparison = Comparison(paired)
+        self.comparison = Comparison(paired=self.traffic.stable.shadow is not None)
         self.patience = Patience(self.began_s)
 
 
@@ -130,15 +128,14 @@ class RolloutControl:
             canary.dispatcher.attach()
             canary.dispatcher.share_loop(stable.dispatcher)
             rollout = Rollout(
-                *(
-                    traffic,
-                    plan,
-                    canary.loaded_plan.bundles,
-                    public(str(arguments.plan)),
-                    by,
-                    arguments.bounds,
-                ),
-                *(clock(), time.time()),
+                traffic=traffic,
+                plan=plan,
+                bundles=canary.loaded_plan.bundles,
+                source=public(str(arguments.plan)),
+                by=by,
+                bounds=arguments.bounds,
+                began_s=clock(),
+                began=time.time(),
             )
             self._rollout, engine.rollout = rollout, traffic
             if engine.live_quality is not None:

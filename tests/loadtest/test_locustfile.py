@@ -39,7 +39,7 @@ def started(*arguments: str, headless: bool = True, **environment: str) -> subpr
     )
 
 
-def ended(process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
+def finish(process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
     """Waits; a process that does not end is killed, whatever it waits for."""
     try:
         out, err = process.communicate(timeout=600)
@@ -49,7 +49,7 @@ def ended(process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
 
 
 def locust(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return ended(started(*arguments, **environment))
+    return finish(started(*arguments, **environment))
 
 
 @pytest.fixture(scope="module")
@@ -153,8 +153,8 @@ def test_workers_counts_add_up_and_a_missed_slo_is_the_exit_status(url: str, cli
     users = ("-u", "4", "-r", "4", "-t", "1s", "--expect-workers", "1")
     master = started("--master", "--master-bind-port", port, *users, *both, **environment)
     worker = started("--worker", "--master-port", port, *both, **environment)
-    done = ended(master)
-    ended(worker)
+    done = finish(master)
+    finish(worker)
     assert done.returncode == 1
     assert _requests(done.stderr) == read_counters(url) - before > 5
 
@@ -170,7 +170,7 @@ def test_the_page_has_an_slo_tab(url: str, clicks: Path) -> None:
         rows = _slo_rows(f"http://127.0.0.1:{port}/stats/requests")
     finally:
         process.terminate()
-        ended(process)
+        finish(process)
     assert rows[-1]["0"] == "Aggregated"
     assert rows[-1]["2"] == "100.00%"
 

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.command import ROOT, free_port
+from polyrec.loadtest.traffic.request_bodies import INFER
 from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.errors import PolyrecError
 from polyrec.server.child import start
@@ -34,7 +35,6 @@ LARGE_REQUESTS = {"max_request_rows": 2**13, "max_queued_rows": 2**17}
 """
 START_S = 120.0
 STOP_S = 15.0
-INFER = "/v2/models/dlrm/infer"
 
 
 class PeerFailed(PolyrecError):

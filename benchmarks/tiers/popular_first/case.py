@@ -28,15 +28,17 @@ from polyrec.server.app.engine import Engine
 from polyrec.server.clock import clock
 from polyrec.server.codecs.rows import Tensors
 
-WAVES = 16
+IN_FLIGHT = 16
 """Queries in flight while throughput is measured."""
 QUERIES = 49152
 """Distinct queries, more than a run has: repeated ones would soon all be in the cache."""
 
 
 def queries(plan: Plan, case: dict[str, Any]) -> tuple[list[Tensors], NDArray[np.bool_]]:
-    """Queries of `rows` rows each by Zipf's law, and which are all-hot: their ranks are among the `hot_rows`
-    hottest of each table."""
+    """Returns queries of Zipf-distributed ranks, and bool [queries], whether a query is hot.
+
+    The ranks of a hot query are among the case's `hot_rows` hottest of each table.
+    """
     random = np.random.default_rng(case["seed"])
     bundle = load_bundle(plan.paths[0].bundle)
     sizes = [v.size for v in bundle.encoder.vocabularies.values()]
@@ -69,7 +71,7 @@ class Recorder:
 
 
 async def closed_loop(dispatcher: Any, rows: list[Tensors], first: int, seconds: float) -> float:
-    """Rows a second with WAVES queries in flight."""
+    """Returns rows/s with IN_FLIGHT queries in flight. first: number of the first query."""
     at, done = first, 0
     until = clock() + seconds
     start = clock()
@@ -82,7 +84,7 @@ async def closed_loop(dispatcher: Any, rows: list[Tensors], first: int, seconds:
             await dispatcher.submit(query, clock(), 60.0).payload.answer
             done += query.rows
 
-    await asyncio.gather(*(one() for _ in range(WAVES)))
+    await asyncio.gather(*(one() for _ in range(IN_FLIGHT)))
     return done / (clock() - start)
 
 
@@ -169,7 +171,13 @@ async def run(
     rate = case["rate_rows_s"] / case["rows"]
     cpu = time.process_time()
     took, lost, degraded = await open_loop(
-        *(dispatcher, rows, QUERIES // 2, rate, case["open_s"], case["budget_s"], case["seed"])
+        dispatcher,
+        rows,
+        QUERIES // 2,
+        rate,
+        case["open_s"],
+        case["budget_s"],
+        case["seed"],
     )
     found["cpu"] = (time.process_time() - cpu) / case["open_s"]
     found["hot"] = quantiles_ms([s for i, s in took if hot[i]])

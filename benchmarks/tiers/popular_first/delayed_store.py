@@ -24,8 +24,8 @@ from polyrec.models.tiers.tier_settings import RemoteStore, TierCuts, TierSettin
 from tests.models.tiers.redis_server import RedisServer
 
 CHUNK = 1 << 20
-YIELDS = 10
-"""By how much both processes are nicer than the server: on another machine they would not take its cores."""
+NICENESS = 10
+"""Added to both processes' niceness: on another machine they would not take the server's cores."""
 
 
 @contextmanager
@@ -33,7 +33,7 @@ def delayed_store(bundle: Bundle, cuts: dict[str, TierCuts], delay_s: float, fol
     """Starts both, stores the remote rows of the cuts, and yields the proxy's URL."""
     server = RedisServer(folder)
     try:
-        nicer = min(os.getpriority(os.PRIO_PROCESS, 0) + YIELDS, 19)
+        nicer = min(os.getpriority(os.PRIO_PROCESS, 0) + NICENESS, 19)
         os.setpriority(os.PRIO_PROCESS, server.pid, nicer)
         store = RemoteStore(url=server.url, fill=True, timeout_ms=10_000)
         open_tiers(bundle, TierSettings(cuts=cuts, remote=store)).close()

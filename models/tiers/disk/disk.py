@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from polyrec.models.schema.batch import I64
 from polyrec.models.tiers.disk.page_file import open_direct, pages_of
 from polyrec.models.tiers.disk.pinned_rows import PinnedRows
-from polyrec.models.tiers.disk.reads import Kind, open_reader
+from polyrec.models.tiers.disk.reads import ReaderKind, open_reader
 from polyrec.models.tiers.disk.row_cache import RowCache
 from polyrec.models.tiers.disk.row_index import NOWHERE
 from polyrec.models.tiers.disk.row_writer import RowWriter
@@ -71,7 +71,7 @@ class DiskTier:
         rows: int,
         kept: int = 0,
         joining: int = 0,
-        reader: Kind | None = None,
+        reader: ReaderKind | None = None,
     ) -> None:
         self.path, self.rows = path, rows
         self._slab = slab

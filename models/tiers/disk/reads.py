@@ -21,7 +21,7 @@ from polyrec.models.tiers.slab import Bytes
 THREADS = 16
 """Maximum concurrent reads: more do not increase the throughput of a local disk."""
 
-Kind = Literal["io_uring", "threads"]
+ReaderKind = Literal["io_uring", "threads"]
 
 
 class PageReader(Protocol):
@@ -104,7 +104,7 @@ class Threads:
         self._pool.shutdown()
 
 
-def open_reader(file: int, memory: Bytes, kind: Kind | None = None) -> PageReader:
+def open_reader(file: int, memory: Bytes, kind: ReaderKind | None = None) -> PageReader:
     """Opens a reader, by default io_uring, or threads if the kernel or a container forbids it.
 
     Raises OSError if `kind` is io_uring and it is not available.
@@ -112,12 +112,12 @@ def open_reader(file: int, memory: Bytes, kind: Kind | None = None) -> PageReade
     return _open(file, memory, kind, writes=False)
 
 
-def open_writer(file: int, memory: Bytes, kind: Kind | None = None) -> PageReader:
+def open_writer(file: int, memory: Bytes, kind: ReaderKind | None = None) -> PageReader:
     """Opens a `PageReader` that writes pages from memory to a file instead; see `open_reader`."""
     return _open(file, memory, kind, writes=True)
 
 
-def _open(file: int, memory: Bytes, kind: Kind | None, writes: bool) -> PageReader:
+def _open(file: int, memory: Bytes, kind: ReaderKind | None, writes: bool) -> PageReader:
     if kind != "threads":
         try:
             return Ring(file, int(memory.ctypes.data), writes=writes)

@@ -181,7 +181,9 @@ class UpdateLog:
         log.warning(
             "'%s': %d bytes after the last whole record are cut off and %s; torn by a crash, they were not "
             "acknowledged; otherwise the file was damaged, and updates are lost",
-            *(self.path, size - at, kept),
+            self.path,
+            size - at,
+            kept,
         )
         os.ftruncate(self._fd, at)
         os.fsync(self._fd)

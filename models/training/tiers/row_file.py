@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from polyrec.models.schema.batch import F32, I64
 from polyrec.models.tiers.disk.page_file import open_direct
-from polyrec.models.tiers.disk.reads import Kind, open_reader, open_writer
+from polyrec.models.tiers.disk.reads import ReaderKind, open_reader, open_writer
 from polyrec.models.tiers.tier_settings import PAGE_BYTES
 
 EXTENT_PAGES = 16
@@ -61,7 +61,7 @@ class RowFile:
         width: int,
         squares: int,
         buffer_bytes: int = 2**24,
-        kind: Kind | None = None,
+        kind: ReaderKind | None = None,
     ) -> None:
         self.path, self.rows, self.width = path, rows, width
         self.columns = width + squares + 1

@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     hold = calls.add_parser("hold", parents=[state], help="pause before a step until it is released")
     hold.epilog = "example: polyrec loop hold canary --state /data/loop --reason 'sale today'"
     hold.add_argument("step", choices=STEPS, help="step")
-    hold.add_argument("--reason", default="by a person", help="reason to show in the status")
+    hold.add_argument("--reason", default="by an operator", help="reason to show in the status")
     release = calls.add_parser("release", parents=[state], help="allow a held step again")
     release.epilog = "example: polyrec loop release canary --state /data/loop"
     release.add_argument("step", choices=STEPS, help="step")

@@ -6,37 +6,37 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.gpu.lookup import HITS, Size, agree, measure, table
-from benchmarks.gpu.model import GpuModel, predictions, ways
+from benchmarks.gpu.lookup import HITS, Size, measure, require_equal, table
+from benchmarks.gpu.model import GpuModel, lookup_variants, predictions
 from polyrec.models.tiers.device.kernels import PRECISIONS
 
 TINY = Size(rows=60, batches=(1, 5), kernel_batches=(3,), repeats=2, copied=1 << 12)
 
 
 @pytest.fixture(scope="module")
-def world() -> Iterator[GpuModel]:
-    world = GpuModel(torch.device("cpu"), 60)
-    yield world
-    world.close()
+def model() -> Iterator[GpuModel]:
+    model = GpuModel(torch.device("cpu"), 60)
+    yield model
+    model.close()
 
 
 @pytest.mark.parametrize("hit", HITS)
-def test_every_way_gives_the_same_vectors_and_answers(world: GpuModel, hit: float) -> None:
-    for tried in (ways(world), predictions(world)):
+def test_every_variant_gives_the_same_vectors_and_answers(model: GpuModel, hit: float) -> None:
+    for tried in (lookup_variants(model), predictions(model)):
         with torch.inference_mode():
-            agree(tried, [world.batch(rows, hit) for rows in (1, 7)])
+            require_equal(tried, [model.batch(rows, hit) for rows in (1, 7)])
 
 
-def test_ways_that_differ_are_not_timed(world: GpuModel) -> None:
+def test_variants_that_differ_are_not_timed(model: GpuModel) -> None:
     tried = {"right": lambda batch: np.zeros(batch.candidate.rows), "wrong": lambda batch: np.ones(1)}
     with pytest.raises(SystemExit, match="wrong gives other numbers"):
-        agree(tried, [world.batch(1, 1.0)])
+        require_equal(tried, [model.batch(1, 1.0)])
 
 
-def test_a_batch_has_the_given_hit_rate(world: GpuModel) -> None:
+def test_a_batch_has_the_given_hit_rate(model: GpuModel) -> None:
     for hit in HITS:
-        ranks = world.batch(2000, hit).candidate.ranks
-        assert (ranks < world.near).mean() == pytest.approx(hit, abs=0.01)
+        ranks = model.batch(2000, hit).candidate.ranks
+        assert (ranks < model.device_rows).mean() == pytest.approx(hit, abs=0.01)
 
 
 def test_all_steps_run_without_a_gpu() -> None:

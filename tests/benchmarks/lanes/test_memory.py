@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.lanes.memory import pss_bytes, tree
+from benchmarks.lanes.memory import process_tree, pss_bytes
 
 SLEEPER = "print('up', flush=True); input()"
 
@@ -27,7 +27,7 @@ def test_the_kinds_of_a_tree_add_up_to_the_kernels_sums() -> None:
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
         child.stdout.readline()
-        pids = tree(os.getpid())
+        pids = process_tree(os.getpid())
         assert child.pid in pids
         found = pss_bytes(os.getpid())
         assert found["total"] == found["rows"] + found["files"] + found["private"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
+from benchmarks.command import ROOT
 from benchmarks.peers.page import page
-from benchmarks.readability import ROOT
 
 RESULTS = ROOT / "docs" / "results"
 

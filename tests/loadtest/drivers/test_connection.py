@@ -42,7 +42,7 @@ async def send_all(
 
 
 def test_requests_one_after_another_share_one_connection() -> None:
-    async def scene() -> None:
+    async def scenario() -> None:
         async with serving(lambda i: OK) as server:
             target = Target(server.url())
             done: asyncio.Queue[int] = asyncio.Queue()
@@ -54,11 +54,11 @@ def test_requests_one_after_another_share_one_connection() -> None:
             await pool.close()
             assert server.connections == 1
 
-    asyncio.run(scene())
+    asyncio.run(scenario())
 
 
 def test_overlapping_requests_open_connections_up_to_the_limit() -> None:
-    async def scene() -> None:
+    async def scenario() -> None:
         async with serving(lambda i: OK) as server:
             answers, pool = await send_all(server, 50, opened=2, limit=5)
             assert set(answers.seen.values()) == {(200, "")}
@@ -66,50 +66,50 @@ def test_overlapping_requests_open_connections_up_to_the_limit() -> None:
             assert server.max_open == 5
             assert pool.held_back == 45
 
-    asyncio.run(scene())
+    asyncio.run(scenario())
 
 
 def test_requests_within_the_limit_are_not_held_back() -> None:
-    async def scene() -> None:
+    async def scenario() -> None:
         async with serving(lambda i: OK) as server:
             _, pool = await send_all(server, 50, opened=2, limit=50)
             assert pool.held_back == 0
 
-    asyncio.run(scene())
+    asyncio.run(scenario())
 
 
 def test_server_that_closes_after_each_answer_loses_no_request() -> None:
     closing = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 
-    async def scene() -> None:
+    async def scenario() -> None:
         async with serving(lambda i: closing) as server:
             answers, _ = await send_all(server, 30, limit=4)
             assert set(answers.seen.values()) == {(200, "")}
             assert server.connections >= 30
 
-    asyncio.run(scene())
+    asyncio.run(scenario())
 
 
 def test_request_whose_connection_is_dropped_is_an_error_and_not_sent_again() -> None:
-    async def scene() -> None:
+    async def scenario() -> None:
         async with serving(lambda i: b"") as server:
             answers, _ = await send_all(server, 10, limit=3)
             assert {status for status, _ in answers.seen.values()} == {NO_ANSWER}
             assert {error for _, error in answers.seen.values()} == {"connection lost"}
             assert sorted(map(int, server.bodies)) == list(range(10))
 
-    asyncio.run(scene())
+    asyncio.run(scenario())
 
 
 def test_answer_that_is_not_http_is_an_error() -> None:
-    async def scene() -> None:
+    async def scenario() -> None:
         async with serving(lambda i: b"SSH-2.0-OpenSSH_9.2\r\n") as server:
             answers, _ = await send_all(server, 1)
             status, error = answers.seen[0]
             assert status == NO_ANSWER
             assert error.startswith("answer is not HTTP")
 
-    asyncio.run(scene())
+    asyncio.run(scenario())
 
 
 def test_status_of_each_answer_reaches_its_own_request() -> None:
@@ -118,16 +118,16 @@ def test_status_of_each_answer_reaches_its_own_request() -> None:
     def answer(i: int) -> bytes:
         return b"HTTP/1.1 %d X\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n" % statuses[i % 4]
 
-    async def scene() -> None:
+    async def scenario() -> None:
         async with serving(answer) as server:
             answers, _ = await send_all(server, 40, limit=1)
             assert [answers.seen[i] for i in range(40)] == [(statuses[i % 4], "") for i in range(40)]
 
-    asyncio.run(scene())
+    asyncio.run(scenario())
 
 
 def test_server_gone_during_the_run_fails_what_waits() -> None:
-    async def scene() -> None:
+    async def scenario() -> None:
         answers = Answers(8)
         with socket.create_server(("127.0.0.1", 0)) as never_accepts:
             target = Target(f"http://127.0.0.1:{never_accepts.getsockname()[1]}/")
@@ -140,7 +140,7 @@ def test_server_gone_during_the_run_fails_what_waits() -> None:
         assert {status for status, _ in answers.seen.values()} == {NO_ANSWER}
         assert any("cannot connect: " in error for _, error in answers.seen.values())
 
-    asyncio.run(scene())
+    asyncio.run(scenario())
 
 
 def test_no_server_is_reported_in_one_line() -> None:

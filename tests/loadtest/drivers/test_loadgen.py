@@ -16,7 +16,7 @@ BUSY = b"HTTP/1.1 429 X\r\nContent-Length: 0\r\n\r\n"
 
 
 def driven(answer: Answer, logs: Path) -> tuple[Verdict, list[bytes]]:
-    async def scene() -> tuple[Verdict, list[bytes]]:
+    async def scenario() -> tuple[Verdict, list[bytes]]:
         async with serving(answer) as server:
             target = Target(server.url())
             requests = [target.request(b"%d" % i) for i in range(20)]
@@ -26,7 +26,7 @@ def driven(answer: Answer, logs: Path) -> tuple[Verdict, list[bytes]]:
 
             return await asyncio.to_thread(run), server.bodies
 
-    return asyncio.run(scene())
+    return asyncio.run(scenario())
 
 
 def test_loadgen_drives_a_server_and_judges_the_run(tmp_path: Path) -> None:

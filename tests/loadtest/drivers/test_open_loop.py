@@ -15,14 +15,14 @@ PATIENT = Limits(grace_s=30.0)
 
 
 def driven(answer: Answer, due_s: np.ndarray, limits: Limits) -> tuple[Outcome, list[bytes]]:
-    async def scene() -> tuple[Outcome, list[bytes]]:
+    async def scenario() -> tuple[Outcome, list[bytes]]:
         async with serving(answer) as server:
             target = Target(server.url())
             load = load_of(target, due_s, 1.0, lambda i: b"%d" % i)
             outcome = await drive(target, load, limits)
             return outcome, server.bodies
 
-    return asyncio.run(scene())
+    return asyncio.run(scenario())
 
 
 def test_every_request_leaves_once_and_is_answered() -> None:
@@ -78,7 +78,7 @@ def test_path_and_degraded_quality_of_each_answer_are_read() -> None:
 
 
 def test_bodies_of_answers_are_kept_by_request_where_asked() -> None:
-    async def scene() -> dict[int, bytes]:
+    async def scenario() -> dict[int, bytes]:
         bodies: dict[int, bytes] = {}
         async with serving(lambda i: b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n%d" % i) as server:
             target = Target(server.url())
@@ -86,4 +86,4 @@ def test_bodies_of_answers_are_kept_by_request_where_asked() -> None:
             await drive(target, load, Limits(1, 1, 30.0), bodies)
         return bodies
 
-    assert asyncio.run(scene()) == {i: b"%d" % i for i in range(5)}
+    assert asyncio.run(scenario()) == {i: b"%d" % i for i in range(5)}

@@ -15,7 +15,7 @@ from polyrec.models.bundle.derive import materialize, quantize_bundle
 from polyrec.models.bundle.weights import open_weights
 from polyrec.models.dlrm.dlrm import DLRM, Architecture, dense_slots, initial_net
 from polyrec.models.dlrm.precision import DensePrecision, Precision
-from polyrec.models.dlrm.representation import KINDS, Kind, Representation, initial_stage
+from polyrec.models.dlrm.representation import KINDS, Representation, RepresentationKind, initial_stage
 from polyrec.models.embeddings.computed import Encoding
 from polyrec.models.embeddings.store import FloatRows
 from polyrec.models.embeddings.table import TableStage
@@ -28,7 +28,11 @@ WIDTHS = (2, 6, 16)
 
 
 def nested(
-    bundle: Bundle, kind: Kind, folder: Path, precision: Precision = "fp32", by_rows: bool = False
+    bundle: Bundle,
+    kind: RepresentationKind,
+    folder: Path,
+    precision: Precision = "fp32",
+    by_rows: bool = False,
 ) -> Bundle:
     """An untrained nested model over the vocabularies of `bundle`."""
     schema, vocabularies = bundle.manifest.schema_, bundle.encoder.vocabularies
@@ -62,7 +66,7 @@ def reference(whole: Bundle, at: int, batch: Batch) -> np.ndarray:
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "int8", "int4"])
 @pytest.mark.parametrize(("kind", "by_rows"), [*((kind, False) for kind in KINDS), ("dhe", True)])
 def test_a_width_is_a_plain_model_of_the_first_columns(
-    kind: Kind, by_rows: bool, precision: Precision, bundle: Bundle, tmp_path: Path
+    kind: RepresentationKind, by_rows: bool, precision: Precision, bundle: Bundle, tmp_path: Path
 ) -> None:
     whole = nested(bundle, kind, tmp_path, precision, by_rows)
     assert [view.width for view in whole.by_width()] == [*WIDTHS]

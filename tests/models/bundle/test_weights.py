@@ -8,7 +8,7 @@ import pytest
 from polyrec.models.bundle.bundle import Bundle, write_bundle
 from polyrec.models.bundle.weights import open_weights
 from polyrec.models.dlrm.dlrm import DLRM, Architecture, DenseNet, dense_slots
-from polyrec.models.dlrm.representation import KINDS, Kind, Representation, initial_stage
+from polyrec.models.dlrm.representation import KINDS, Representation, RepresentationKind, initial_stage
 from polyrec.models.embeddings.computed import Encoding
 from polyrec.models.errors import BundleError
 from polyrec.models.runtimes import open_runtime
@@ -17,7 +17,7 @@ from tests.models.random_batches import random_batch
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_weights_predict_like_their_bundle(
-    kind: Kind, bundle: Bundle, tmp_path_factory: pytest.TempPathFactory
+    kind: RepresentationKind, bundle: Bundle, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     schema, vocabularies = bundle.manifest.schema_, bundle.encoder.vocabularies
     encoding = None if kind == "table" else Encoding(k=16, hidden=(8,))

@@ -7,7 +7,7 @@ from decimal import Decimal
 import pyarrow as pa
 import pytest
 
-from polyrec.models.data.columns import Kind, check_columns, column_kind, normalize_column
+from polyrec.models.data.columns import ColumnKind, check_columns, column_kind, normalize_column
 from polyrec.models.errors import DataError
 from polyrec.models.schema.schema import Schema
 
@@ -36,7 +36,9 @@ from polyrec.models.schema.schema import Schema
         ("integer", pa.array([Decimal(7), None]), pa.array([7, None])),
     ],
 )
-def test_columns_come_out_in_the_type_of_their_kind(kind: Kind, values: pa.Array, expected: pa.Array) -> None:
+def test_columns_come_out_in_the_type_of_their_kind(
+    kind: ColumnKind, values: pa.Array, expected: pa.Array
+) -> None:
     got = normalize_column("f", "c", kind, values)
     assert got.type == expected.type
     assert got.equals(expected)
@@ -73,7 +75,9 @@ def test_a_list_column_keeps_its_rows_when_its_floats_become_integers() -> None:
         ("key", pa.array([[1]]), "the schema needs a string, an integer or a time"),
     ],
 )
-def test_a_column_that_does_not_fit_is_rejected_by_name(kind: Kind, values: pa.Array, message: str) -> None:
+def test_a_column_that_does_not_fit_is_rejected_by_name(
+    kind: ColumnKind, values: pa.Array, message: str
+) -> None:
     with pytest.raises(DataError) as error:
         normalize_column("f", "c", kind, values)
     assert message in str(error.value)

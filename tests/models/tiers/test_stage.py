@@ -9,7 +9,7 @@ from polyrec.models.bundle.bundle import Bundle, load_bundle, write_bundle
 from polyrec.models.bundle.derive import quantize_bundle
 from polyrec.models.dlrm.dlrm import DLRM, Architecture, dense_slots, initial_net
 from polyrec.models.dlrm.precision import Precision
-from polyrec.models.dlrm.representation import Kind, Representation, initial_stage
+from polyrec.models.dlrm.representation import Representation, RepresentationKind, initial_stage
 from polyrec.models.embeddings.computed import Encoding
 from polyrec.models.errors import RuntimeUnavailable
 from polyrec.models.runtimes import open_runtime
@@ -56,7 +56,7 @@ def test_a_runtime_over_tiers_predicts_the_same_numbers(
 @pytest.mark.parametrize("name", ["torch", "onnx"])
 @pytest.mark.parametrize(("kind", "precision"), [("table", "fp32"), ("table", "int8"), ("hybrid", "fp32")])
 def test_nested_widths_read_whole_rows_of_one_stack(
-    name: str, kind: Kind, precision: Precision, bundle: Bundle, tmp_path: Path
+    name: str, kind: RepresentationKind, precision: Precision, bundle: Bundle, tmp_path: Path
 ) -> None:
     schema, vocabularies = bundle.manifest.schema_, bundle.encoder.vocabularies
     encoding = None if kind == "table" else Encoding(k=16, hidden=(8,))

@@ -14,7 +14,7 @@ from polyrec.models.data.packed.packing import pack
 from polyrec.models.data.reader import open_data
 from polyrec.models.data.split import TRAIN, VALIDATION, fit_splitter
 from polyrec.models.dlrm.dlrm import DLRM, Architecture, DenseNet, dense_slots
-from polyrec.models.dlrm.representation import Kind, Representation, initial_stage
+from polyrec.models.dlrm.representation import Representation, RepresentationKind, initial_stage
 from polyrec.models.embeddings.computed import Encoding
 from polyrec.models.errors import DataError
 from polyrec.models.schema.batch import F32, I64, Batch
@@ -43,7 +43,7 @@ def data(bundle: Bundle, clicks: Path, tmp_path_factory: pytest.TempPathFactory)
     }
 
 
-def fresh(bundle: Bundle, kind: Kind) -> DLRM:
+def fresh(bundle: Bundle, kind: RepresentationKind) -> DLRM:
     schema = bundle.manifest.schema_
     representation = Representation(
         kind=kind, encoding=Encoding(k=32, hidden=(16,)) if kind != "table" else None
@@ -68,7 +68,7 @@ class Expanded:
 
 @pytest.mark.parametrize("kind", ["table", "dhe", "hybrid"])
 def test_the_loss_curve_and_the_model_are_those_of_plain_training(
-    kind: Kind, bundle: Bundle, data: dict[str, EncodedRows]
+    kind: RepresentationKind, bundle: Bundle, data: dict[str, EncodedRows]
 ) -> None:
     losses, predictions = {}, {}
     for name, encoded in data.items():

@@ -10,7 +10,7 @@ import torch
 from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.data.reader import open_data
 from polyrec.models.dlrm.dlrm import Architecture
-from polyrec.models.dlrm.representation import Kind
+from polyrec.models.dlrm.representation import RepresentationKind
 from polyrec.models.embeddings.computed import Encoding
 from polyrec.models.runtimes import open_runtime
 from polyrec.models.schema.schema import load_schema
@@ -27,14 +27,14 @@ TRAINING = RecipeFile(
 )
 
 
-def learner(clicks: Path, kind: Kind = "table", **recipe: object) -> Learner:
+def learner(clicks: Path, kind: RepresentationKind = "table", **recipe: object) -> Learner:
     reader = open_data(clicks, SCHEMA)
     return Learner(reader, SCHEMA, TRAINING.with_recipe(recipe), kind, baselines=False)
 
 
 @pytest.mark.parametrize("kind", ["table", "hybrid"])
 def test_products_in_bf16_learn_about_as_well_and_weights_stay_fp32(
-    clicks: Path, tmp_path: Path, kind: Kind
+    clicks: Path, tmp_path: Path, kind: RepresentationKind
 ) -> None:
     made = {p: learner(clicks, kind, precision=p).learn(tmp_path / p) for p in ("fp32", "bf16")}
     fp32, bf16 = (made[p].test_metrics for p in ("fp32", "bf16"))
@@ -50,7 +50,9 @@ class Interrupted(Exception):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", ["table", "dhe", "hybrid"])
-def test_training_on_gpu_and_cpu_gives_equal_models(clicks: Path, tmp_path: Path, kind: Kind) -> None:
+def test_training_on_gpu_and_cpu_gives_equal_models(
+    clicks: Path, tmp_path: Path, kind: RepresentationKind
+) -> None:
     """Dropout draws other numbers there, so it is left out."""
     plain = learner(clicks, kind, dropout=0.0)
     bundles = [

@@ -214,7 +214,7 @@ def test_loop_trains_on_the_log_tries_a_canary_and_promotes_it(
     assert (ended["outcome"], ended["canary_version"]) == ("promoted", new.manifest.version)
 
 
-def test_a_bad_bundle_is_rolled_back_by_the_canary_and_forced_by_a_person(
+def test_a_bad_bundle_is_rolled_back_by_the_canary_and_forced_by_an_operator(
     shop: Shop, server: ServerProcess, run: Callable[..., int], folder: Path, bundle: Bundle
 ) -> None:
     state = ["--state", str(folder / "state")]
@@ -236,7 +236,7 @@ def test_a_bad_bundle_is_rolled_back_by_the_canary_and_forced_by_a_person(
     assert record(folder)["state"] == "promoted"
     with AdminCalls(server.url) as calls:
         outcomes = [(e["outcome"], e["reason"]) for e in calls.get("rollout")["ended"]]
-    assert outcomes[0] == ("promoted", "forced by a person")
+    assert outcomes[0] == ("promoted", "forced by an operator")
     assert outcomes[1][0] == "rolled_back"
 
 

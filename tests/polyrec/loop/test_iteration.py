@@ -25,7 +25,7 @@ BEGUN = Iteration(number=3, began=100.0, since="s", until="u", serving="v1", ste
 GO = StepResult(verdict="go", reason="well")
 
 
-def gone(steps: int, last: Any = "canary", **figures: Any) -> Iteration:
+def after_steps(steps: int, last: Any = "canary", **figures: Any) -> Iteration:
     iteration = BEGUN
     for n in range(steps):
         iteration = after(iteration, GO.model_copy(update={"figures": figures}), 101.0 + n, last)
@@ -33,10 +33,10 @@ def gone(steps: int, last: Any = "canary", **figures: Any) -> Iteration:
 
 
 def test_steps_follow_one_another_to_the_last_one() -> None:
-    assert [gone(n).step for n in range(5)] == list(STEPS)
-    assert gone(5).state == "promoted"
-    assert gone(4, "publish").state == "published"
-    assert [(d.step, d.began, d.ended) for d in gone(2).done] == [
+    assert [after_steps(n).step for n in range(5)] == list(STEPS)
+    assert after_steps(5).state == "promoted"
+    assert after_steps(4, "publish").state == "published"
+    assert [(d.step, d.began, d.ended) for d in after_steps(2).done] == [
         ("check", 100.0, 101.0),
         ("train", 101.0, 102.0),
     ]
@@ -46,20 +46,20 @@ def test_steps_follow_one_another_to_the_last_one() -> None:
     ("verdict", "state"), [("wait", "waiting"), ("hold", "held"), ("roll_back", "rolled_back")]
 )
 def test_another_verdict_ends_the_iteration_with_its_reason(verdict: Verdict, state: State) -> None:
-    ended = after(gone(2), StepResult(verdict=verdict, reason="why"), 9.0, "canary")
+    ended = after(after_steps(2), StepResult(verdict=verdict, reason="why"), 9.0, "canary")
     assert (ended.state, ended.step, ended.reason) == (state, "evaluate", "why")
 
 
 def test_the_next_one_takes_the_rows_that_were_measured_and_not_learned() -> None:
-    assert gone(5, learned_until="cut").next_since == "cut"
-    assert gone(5).next_since == "u"
+    assert after_steps(5, learned_until="cut").next_since == "cut"
+    assert after_steps(5).next_since == "u"
 
 
 @pytest.mark.parametrize(("rows", "since"), [("kept", "s"), ("left out", "u")])
 def test_rows_of_a_held_one_are_kept_or_left_out(rows: Any, since: str) -> None:
-    ended = after(gone(2), StepResult(verdict="hold", reason="why", rows=rows), 9.0, "canary")
+    ended = after(after_steps(2), StepResult(verdict="hold", reason="why", rows=rows), 9.0, "canary")
     assert (ended.next_since, ended.next_number) == (since, 4)
-    assert dropped(gone(2)).next_since == "u"
+    assert dropped(after_steps(2)).next_since == "u"
     assert dropped(forced(ended, 10.0)).next_since == "u"
 
 
@@ -80,7 +80,7 @@ def test_one_that_waited_leaves_its_number_and_its_rows() -> None:
 
 
 def test_a_forced_one_goes_on_after_the_step_that_held_it() -> None:
-    held = after(gone(2), StepResult(verdict="hold", reason="why"), 9.0, "canary")
+    held = after(after_steps(2), StepResult(verdict="hold", reason="why"), 9.0, "canary")
     again = forced(failed(held, "not reached"), 10.0)
     assert (again.error, again.attempts) == (None, 0)
     assert (again.state, again.step, again.step_began, again.forced) == (
@@ -93,7 +93,7 @@ def test_a_forced_one_goes_on_after_the_step_that_held_it() -> None:
 
 def test_a_forced_canary_is_tried_again_and_its_verdict_does_not_count() -> None:
     back = StepResult(verdict="roll_back", reason="slow")
-    again = forced(after(gone(4), back, 9.0, "canary"), 10.0)
+    again = forced(after(after_steps(4), back, 9.0, "canary"), 10.0)
     assert (again.state, again.step) == ("running", "canary")
     assert after(again, back, 11.0, "canary").state == "promoted"
 

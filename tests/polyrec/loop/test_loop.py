@@ -91,7 +91,9 @@ def test_a_day_without_labels_is_held_back(copied: Copied, days: Sequence[pa.Tab
     assert held.reason.startswith("0 clicks in the newest rows where the serving model expects")
 
 
-def test_a_person_forces_what_was_held_and_drops_it_later(copied: Copied, days: Sequence[pa.Table]) -> None:
+def test_an_operator_forces_what_was_held_and_drops_it_later(
+    copied: Copied, days: Sequence[pa.Table]
+) -> None:
     looped = copied()
     looped.log_day(1, shuffled(days[1]))
     held = looped.until("held")
@@ -99,7 +101,7 @@ def test_a_person_forces_what_was_held_and_drops_it_later(copied: Copied, days: 
     looped.folder.give("force", held.number)
     assert looped.loop.advance() == looped.loop.every_s
     assert (looped.last.state, looped.last.step, looped.last.forced) == ("running", "train", ("check",))
-    assert "held before train by a person: look first" in looped.said[-1]
+    assert "held before train by an operator: look first" in looped.said[-1]
     looped.folder.give("drop", held.number)
     looped.folder.release("train")
     looped.loop.advance()

@@ -317,7 +317,7 @@ def test_calls_at_once_do_not_mix_their_answers(
     kind = message_class("ModelInferRequest")
     answer = message_class("ModelInferResponse")
 
-    async def scene() -> list[Any]:
+    async def scenario() -> list[Any]:
         assert grpc_server.grpc is not None
         async with grpc.aio.insecure_channel(grpc_server.grpc) as channel:
             call = channel.unary_unary(INFER, kind.SerializeToString, answer.FromString)
@@ -329,7 +329,7 @@ def test_calls_at_once_do_not_mix_their_answers(
             await asyncio.gather(*hostile, return_exceptions=True)
             return list(await asyncio.gather(*honest))
 
-    for i, (request, response) in enumerate(zip(asked, asyncio.run(scene()), strict=True)):
+    for i, (request, response) in enumerate(zip(asked, asyncio.run(scenario()), strict=True)):
         assert response.id == str(i)
         np.testing.assert_allclose(probabilities(response), offline(request), atol=1e-5)
 

@@ -113,7 +113,7 @@ def test_past_capacity_a_request_is_rejected_unparsed_unless_its_headers_ask_for
         rejected = hot.reject_early(list(headers), size, lambda: scope(*headers), None, body)
         return None if rejected is None else rejected.status
 
-    async def scene() -> None:
+    async def scenario() -> None:
         assert status(size, body, budget) is None
         overload(hot, scope(budget), body)
         assert status(size, body, budget) == 429
@@ -132,7 +132,7 @@ def test_past_capacity_a_request_is_rejected_unparsed_unless_its_headers_ask_for
             assert status(size, body, budget, header) is None, header
         engine.close()  # answers what waits, in the event loop
 
-    asyncio.run(scene())
+    asyncio.run(scenario())
 
 
 def test_past_capacity_a_client_that_is_not_authenticated_gets_no_early_rejection(
@@ -155,13 +155,13 @@ def test_past_capacity_a_client_that_is_not_authenticated_gets_no_early_rejectio
         rejected = hot.reject_early(scope(token)["headers"], len(body), lambda: scope(token), None, body)
         return None if rejected is None else rejected.status
 
-    async def scene() -> None:
+    async def scenario() -> None:
         overload(hot, scope(b"shop-token-0123456789"), body)
         assert status(b"shop-token-0123456789") == 429
         assert status(b"a wrong token") is None
         engine.close()
 
-    asyncio.run(scene())
+    asyncio.run(scenario())
 
 
 def test_many_rows_in_few_bytes_do_not_have_others_rejected_for_their_bytes(plan: Plan) -> None:
@@ -174,7 +174,7 @@ def test_many_rows_in_few_bytes_do_not_have_others_rejected_for_their_bytes(plan
     budget = (b"x-latency-budget-ms", b"1000")
     scope = {"type": "http", "path": "/v1/predict", "headers": [budget], "client": None}
 
-    async def scene() -> None:
+    async def scenario() -> None:
         limit = engine.serving.plan.limits.max_queued_rows
         for _ in range(limit // 1024 - 1):
             query = hot.call(scope)
@@ -191,7 +191,7 @@ def test_many_rows_in_few_bytes_do_not_have_others_rejected_for_their_bytes(plan
         assert hot.reject_early([budget], len(small), lambda: scope, None, small) is None
         engine.close()
 
-    asyncio.run(scene())
+    asyncio.run(scenario())
 
 
 def test_past_capacity_a_body_that_may_have_options_is_parsed(
@@ -216,7 +216,7 @@ def test_past_capacity_a_body_that_may_have_options_is_parsed(
         rejected = hot.reject_early(headers, len(body), lambda: scope, None, body[:received])
         return None if rejected is None else rejected.status
 
-    async def scene() -> None:
+    async def scenario() -> None:
         plain = body()
         assert status(plain) is None
         overload(hot, scope, plain)
@@ -228,4 +228,4 @@ def test_past_capacity_a_body_that_may_have_options_is_parsed(
         )
         engine.close()
 
-    asyncio.run(scene())
+    asyncio.run(scenario())

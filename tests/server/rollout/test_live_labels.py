@@ -29,6 +29,8 @@ from tests.server.rollout.conftest import Trial
 
 LOOSE = {"max_psi": 1e6, "max_loss": 1e6}
 """Bounds that leave the labels to decide."""
+AHEAD_S = 300.0
+"""Requests are logged this far ahead: after the version under trial was made, however slow the machine."""
 
 
 def version(bundle: Bundle, folder: Path, shuffled: bool, noise: float = 0.0) -> Path:
@@ -65,7 +67,7 @@ def labeled(
     folder = tmp_path / "log"
     folder.mkdir()
     log = LogFolder(folder, bundle.manifest.schema_)
-    log.at_s = time.time() + 5
+    log.at_s = time.time() + AHEAD_S
     runtime = open_runtime("torch", engine.serving.bundle)
     table, random = pq.read_table(clicks), np.random.default_rng(0)
     ids = table["request_id"].to_numpy()
@@ -92,7 +94,7 @@ def judged(trial: Trial, live: LiveQuality) -> None:
     settings = live.judged_of(trial.engine.serving)
     assert settings.trial is not None
     judge = Judge(settings.model_copy(update={"settle_s": 0.0}), lambda _: None)
-    report = judge.round(time.time() + WINDOW_S + 10).model_copy(update={"at_s": time.time()})
+    report = judge.round(time.time() + AHEAD_S + WINDOW_S).model_copy(update={"at_s": time.time()})
     write_report(live._file, report)
     trial.client.runner.run(live.poll())
 
@@ -133,9 +135,9 @@ def test_requests_from_before_a_version_was_made_do_not_count(
     trial.start(bad, share=0.1, bounds=LOOSE)
     settings = live.judged_of(trial.engine.serving)
     assert settings.trial is not None
-    later = settings.trial.model_copy(update={"since_s": time.time() + 60})
+    later = settings.trial.model_copy(update={"since_s": time.time() + AHEAD_S})
     judge = Judge(settings.model_copy(update={"settle_s": 0.0, "trial": later}), lambda _: None)
-    report = judge.round(time.time() + WINDOW_S + 10)
+    report = judge.round(time.time() + AHEAD_S + WINDOW_S)
     assert report.requests > 30
     assert report.trial is not None
     assert (report.trial.requests, report.trial.confirmed) == (0, None)

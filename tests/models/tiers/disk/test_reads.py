@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from polyrec.models.tiers.disk.reads import Kind, PageReader, open_reader
+from polyrec.models.tiers.disk.reads import PageReader, ReaderKind, open_reader
 from polyrec.models.tiers.slab import Bytes
 
 PAGE = 4096
@@ -24,7 +24,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     os.close(descriptor)
 
 
-def opened(file: int, kind: Kind, pages: int) -> tuple[PageReader, Bytes]:
+def opened(file: int, kind: ReaderKind, pages: int) -> tuple[PageReader, Bytes]:
     memory = np.zeros(pages * PAGE, np.uint8)
     try:
         return open_reader(file, memory, kind), memory
@@ -39,7 +39,7 @@ def numbers(memory: Bytes) -> np.ndarray:
 
 
 @pytest.mark.parametrize("kind", ["io_uring", "threads"])
-def test_a_batch_larger_than_the_queue_is_read_correctly(file: int, kind: Kind) -> None:
+def test_a_batch_larger_than_the_queue_is_read_correctly(file: int, kind: ReaderKind) -> None:
     reader, memory = opened(file, kind, 5000)
     wanted = np.random.default_rng(0).integers(0, PAGES, 5000)
     places = np.random.default_rng(1).permutation(5000)
@@ -53,7 +53,7 @@ def test_a_batch_larger_than_the_queue_is_read_correctly(file: int, kind: Kind) 
 
 
 @pytest.mark.parametrize("kind", ["io_uring", "threads"])
-def test_a_read_beyond_the_end_fails_only_its_ticket(file: int, kind: Kind) -> None:
+def test_a_read_beyond_the_end_fails_only_its_ticket(file: int, kind: ReaderKind) -> None:
     reader, memory = opened(file, kind, 4)
     good = reader.submit(np.array([0, PAGE]), np.array([0, PAGE]), PAGE)
     bad = reader.submit(np.array([PAGE, PAGES * PAGE]), np.array([2 * PAGE, 3 * PAGE]), PAGE)
@@ -67,7 +67,7 @@ def test_a_read_beyond_the_end_fails_only_its_ticket(file: int, kind: Kind) -> N
 
 
 @pytest.mark.parametrize("kind", ["io_uring", "threads"])
-def test_threads_share_a_reader(file: int, kind: Kind) -> None:
+def test_threads_share_a_reader(file: int, kind: ReaderKind) -> None:
     """Each thread waits for its own reads while others take completions; none is left asleep."""
     reader, memory = opened(file, kind, 4 * 64)
     wrong: list[int] = []

@@ -17,7 +17,7 @@ from polyrec.models.embeddings.lookups import FusedRows
 from polyrec.models.errors import DataError
 from polyrec.models.schema.batch import F32, I64
 from polyrec.models.schema.schema import load_schema
-from polyrec.models.tiers.disk.reads import Kind
+from polyrec.models.tiers.disk.reads import ReaderKind
 from polyrec.models.training.optimizer import ColumnBlock, RowWiseAdagrad
 from polyrec.models.training.stream import ahead
 from polyrec.models.training.tiers.resident import PreparedRows, ResidentRows
@@ -54,7 +54,7 @@ class Tiered:
     """The same with a prefix and a cache in memory."""
 
     def __init__(
-        self, folder: Path, values: F32, sizes: list[int], cut: float, slots: int, kind: Kind | None
+        self, folder: Path, values: F32, sizes: list[int], cut: float, slots: int, kind: ReaderKind | None
     ) -> None:
         names = list(SCHEMA.tables)
         tables = FusedRows(SCHEMA, dict(zip(names, sizes, strict=True)))
@@ -98,7 +98,7 @@ def _batches(random: np.random.Generator, rows: int, count: int, most: int) -> l
 )
 @settings(max_examples=40)
 def test_rows_and_accumulators_are_those_of_a_table_in_memory(
-    seed: int, cut: float, slots: int, kind: Kind | None
+    seed: int, cut: float, slots: int, kind: ReaderKind | None
 ) -> None:
     random = np.random.default_rng(seed)
     sizes = [int(n) for n in random.integers(1, 700, len(SCHEMA.tables))]

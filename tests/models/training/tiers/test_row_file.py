@@ -6,16 +6,18 @@ import numpy as np
 import pytest
 
 from polyrec.models.schema.batch import F32, I64
-from polyrec.models.tiers.disk.reads import Kind
+from polyrec.models.tiers.disk.reads import ReaderKind
 from polyrec.models.training.tiers.row_file import RowFile
 
-KINDS: tuple[Kind | None, ...] = ("threads", None)
+KINDS: tuple[ReaderKind | None, ...] = ("threads", None)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("width", "squares"), [(1, 1), (16, 1), (64, 3), (1500, 2)])
 @pytest.mark.parametrize("buffer_bytes", [1, 2**20])
-def test_records_come_back(kind: Kind, width: int, squares: int, buffer_bytes: int, tmp_path: Path) -> None:
+def test_records_come_back(
+    kind: ReaderKind, width: int, squares: int, buffer_bytes: int, tmp_path: Path
+) -> None:
     random = np.random.default_rng(width)
     rows = 3000 if width < 1000 else 100
     values = random.normal(size=(rows, width)).astype(np.float32)

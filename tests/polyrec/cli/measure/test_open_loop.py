@@ -41,7 +41,7 @@ def test_a_mistake_is_one_line_and_exit_status_2(capsys: pytest.CaptureFixture[s
 def command(*arguments: str) -> tuple[int, str, str, list[bytes]]:
     """Runs the driver as a user does, as a process of its own."""
 
-    async def scene() -> tuple[int, str, str, list[bytes]]:
+    async def scenario() -> tuple[int, str, str, list[bytes]]:
         async with serving(lambda i: OK) as server:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "polyrec", "load", server.url("/v1/rank"), *arguments),
@@ -52,7 +52,7 @@ def command(*arguments: str) -> tuple[int, str, str, list[bytes]]:
             assert process.returncode is not None
             return process.returncode, out.decode(), err.decode(), server.bodies
 
-    return asyncio.run(scene())
+    return asyncio.run(scenario())
 
 
 def test_command_reports_as_json(tmp_path: Path) -> None:
@@ -104,12 +104,12 @@ STARTING, EXPIRED = error(503, "starting"), error(504, "[]")
 def test_a_load_without_any_result_fails_and_reasons_are_shown(
     answers: list[bytes], expected: int, reasons: dict[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async def scene() -> int:
+    async def scenario() -> int:
         async with serving(lambda i: answers[i % len(answers)]) as server:
             flags = ("--rate", "100", "--seconds", "0.3", "--warmup", "0", "--max-lag-ms", "60000", "--json")
             return await asyncio.to_thread(main, ["load", server.url(), *flags])
 
-    assert asyncio.run(scene()) == expected
+    assert asyncio.run(scenario()) == expected
     out, err = capsys.readouterr()
     assert json.loads(out)["reasons"] == reasons
     assert ("no request was served" in err) == (expected == NOTHING_SERVED)

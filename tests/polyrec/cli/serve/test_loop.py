@@ -50,7 +50,7 @@ def test_the_help_tells_when_a_canary_is_promoted(capsys: pytest.CaptureFixture[
     assert "not before this time: 1h (default: only by command)" in " ".join(capsys.readouterr().out.split())
 
 
-def test_one_iteration_is_held_by_a_person_released_and_shown(
+def test_one_iteration_is_held_by_an_operator_released_and_shown(
     run: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     state = ["--state", str(tmp_path / "state")]
@@ -65,7 +65,7 @@ def test_one_iteration_is_held_by_a_person_released_and_shown(
     assert main(["loop", "hold", "train", "--reason", "busy", *state]) == 0
     assert f"polyrec loop release train {' '.join(state)}" in capsys.readouterr().out
     assert main([*run, "--once"]) == 3
-    assert "iteration 1: held before train by a person: busy" in capsys.readouterr().out
+    assert "iteration 1: held before train by an operator: busy" in capsys.readouterr().out
     assert main(["loop", "status", *state]) == 0
     shown = capsys.readouterr().out
     assert "held before train: busy" in shown

@@ -39,7 +39,7 @@ async def read(frontend: HttpFrontend) -> float:
 
 
 def test_requests_read_after_a_batch_may_have_arrived_before_it(engine: Engine) -> None:
-    async def scene() -> tuple[float, float]:
+    async def scenario() -> tuple[float, float]:
         frontend = front_of(engine)
         looked_s = clock()
         await read(frontend)
@@ -47,32 +47,32 @@ def test_requests_read_after_a_batch_may_have_arrived_before_it(engine: Engine) 
             pass
         return looked_s, frontend.arrival().earliest_s
 
-    looked_s, arrived_s = asyncio.run(scene())
+    looked_s, arrived_s = asyncio.run(scenario())
     assert looked_s <= arrived_s < looked_s + BUSY_S
 
 
 def test_request_that_wakes_the_loop_has_just_arrived(engine: Engine) -> None:
-    async def scene() -> tuple[float, float]:
+    async def scenario() -> tuple[float, float]:
         frontend = front_of(engine)
         await read(frontend)
         await asyncio.sleep(BUSY_S)
         return clock(), frontend.arrival().earliest_s
 
-    woken_s, arrived_s = asyncio.run(scene())
+    woken_s, arrived_s = asyncio.run(scenario())
     assert arrived_s >= woken_s
 
 
 def test_all_that_one_round_reads_arrived_at_the_same_time(engine: Engine) -> None:
-    async def scene() -> tuple[float, float]:
+    async def scenario() -> tuple[float, float]:
         frontend = front_of(engine)
         return frontend.arrival().earliest_s, frontend.arrival().earliest_s
 
-    first_s, second_s = asyncio.run(scene())
+    first_s, second_s = asyncio.run(scenario())
     assert first_s == second_s
 
 
 def test_a_client_that_waited_for_an_answer_sent_its_next_request_after_it(engine: Engine) -> None:
-    async def scene() -> tuple[float, float, float]:
+    async def scenario() -> tuple[float, float, float]:
         frontend = front_of(engine)
         arrived_s = frontend.arrival().earliest_s
         return (
@@ -81,13 +81,13 @@ def test_a_client_that_waited_for_an_answer_sent_its_next_request_after_it(engin
             frontend.arrival(arrived_s + 1).earliest_s,
         )
 
-    arrived_s, before_s, after_s = asyncio.run(scene())
+    arrived_s, before_s, after_s = asyncio.run(scenario())
     assert before_s == arrived_s
     assert after_s == arrived_s + 1
 
 
 def test_requests_read_after_a_batch_arrived_in_reading_order(engine: Engine) -> None:
-    async def scene() -> list[float]:
+    async def scenario() -> list[float]:
         frontend = front_of(engine)
         likely = []
         for _ in range(2):
@@ -102,14 +102,14 @@ def test_requests_read_after_a_batch_arrived_in_reading_order(engine: Engine) ->
                 pass
         return likely
 
-    likely = asyncio.run(scene())
+    likely = asyncio.run(scenario())
     assert likely == sorted(set(likely))
 
 
 def test_networks_take_turns_and_the_loop_runs_between_them(engine: Engine) -> None:
     """Or a client with thousands of connections would delay health checks by seconds."""
 
-    async def scene() -> list[str]:
+    async def scenario() -> list[str]:
         frontend, done = front_of(engine), list[str]()
         for i, network in enumerate(("a", "a", "a", "b")):
             frontend.in_turn(network, partial(done.append, f"{network}{i}"), 10)
@@ -119,7 +119,7 @@ def test_networks_take_turns_and_the_loop_runs_between_them(engine: Engine) -> N
             done.append("-")
         return done
 
-    assert asyncio.run(scene()) == ["a0", "-", "b3", "-", "a1", "-", "a2", "-"]
+    assert asyncio.run(scenario()) == ["a0", "-", "b3", "-", "a1", "-", "a2", "-"]
 
 
 def request(body: bytes, *headers: bytes) -> bytes:
@@ -164,7 +164,7 @@ async def until(happened: Callable[[], object]) -> None:
 def test_a_small_request_is_parsed_before_large_ones_that_came_earlier(plan: Plan, large: bytes) -> None:
     """The large ones of all connections would hold up the event loop together."""
 
-    async def scene() -> list[bytes]:
+    async def scenario() -> list[bytes]:
         clients = Clients(plan)
         made = [clients.connect() for _ in range(3)]
         for connection, _ in made[:2]:
@@ -178,14 +178,14 @@ def test_a_small_request_is_parsed_before_large_ones_that_came_earlier(plan: Pla
         clients.engine.close()
         return [transport.sent for _, transport in made]
 
-    for sent in asyncio.run(scene()):
+    for sent in asyncio.run(scenario()):
         assert sent.startswith(b"HTTP/1.1 200 ")
 
 
 def test_a_small_request_is_parsed_before_pages_are_made(plan: Plan) -> None:
     """A page of metrics takes milliseconds, and 16 connections asked for it all the time."""
 
-    async def scene() -> None:
+    async def scenario() -> None:
         clients = Clients(plan)
         pages = [clients.connect() for _ in range(16)]
         for connection, _ in pages:
@@ -197,11 +197,11 @@ def test_a_small_request_is_parsed_before_pages_are_made(plan: Plan) -> None:
         await until(lambda: all(page.sent for _, page in pages))
         clients.engine.close()
 
-    asyncio.run(scene())
+    asyncio.run(scenario())
 
 
 def test_a_large_body_whose_client_left_before_its_turn_is_not_parsed(plan: Plan) -> None:
-    async def scene() -> str:
+    async def scenario() -> str:
         clients = Clients(plan)
         (first, answer), (left, nothing) = clients.connect(), clients.connect()
         first.data_received(request(LARGE))
@@ -213,7 +213,7 @@ def test_a_large_body_whose_client_left_before_its_turn_is_not_parsed(plan: Plan
         clients.engine.close()
         return text
 
-    text = asyncio.run(scene())
+    text = asyncio.run(scenario())
     assert 'polyrec_requests_total{endpoint="predict",outcome="cancelled"} 1\n' in text
     assert 'polyrec_requests_total{endpoint="predict",outcome="invalid"} 0\n' in text
 
@@ -225,7 +225,7 @@ def test_past_capacity_a_body_that_comes_after_its_head_is_rejected_unparsed(pla
     body = b'{"instances": [%s]}' % b",".join([b"{}"] * rows)
     invalid = body.replace(b"{}", b'{"unknown": 1}', 1)
 
-    async def scene() -> bytes:
+    async def scenario() -> bytes:
         clients = Clients(plan)
         for _ in range(plan.limits.max_queued_rows // rows + 1):
             connection, _ = clients.connect()
@@ -239,4 +239,4 @@ def test_past_capacity_a_body_that_comes_after_its_head_is_rejected_unparsed(pla
         clients.engine.close()
         return sent
 
-    assert asyncio.run(scene()).startswith(b"HTTP/1.1 429 ")
+    assert asyncio.run(scenario()).startswith(b"HTTP/1.1 429 ")

@@ -18,7 +18,7 @@ from polyrec.models.bundle.bundle import Bundle, load_bundle
 from polyrec.models.data.reader import open_data
 from polyrec.models.data.synthetic.generator import generate
 from polyrec.models.dlrm.dlrm import Architecture
-from polyrec.models.dlrm.representation import Kind
+from polyrec.models.dlrm.representation import RepresentationKind
 from polyrec.models.schema.schema import load_schema
 from polyrec.models.training.pipeline import Learner
 from polyrec.models.training.recipe import Recipe, RecipeFile
@@ -104,7 +104,7 @@ def _instances(clicks: Path) -> list[dict[str, object]]:
     return [{name: row[name] for name in list(row)[: 2 + i]} for i, row in enumerate(rows)]
 
 
-def trained(folder: Path, kind: Kind = "table") -> tuple[Path, Bundle]:
+def trained(folder: Path, kind: RepresentationKind = "table") -> tuple[Path, Bundle]:
     """(clicks, bundle) of 6,000 generated rows, in a few seconds: for programs that have no fixtures."""
     schema = load_schema("trivago")
     clicks = folder / "clicks.parquet"
