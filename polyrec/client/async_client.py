@@ -68,7 +68,7 @@ class AsyncClient:
         """Returns whether the server is reachable and ready to predict."""
         try:
             return (await self._http.get("/readyz", timeout=self._options.timeout_s)).status_code == 200
-        except httpx.TransportError:
+        except httpx.RequestError:
             return False
 
     async def close(self) -> None:

@@ -85,7 +85,7 @@ class Client:
         """Returns whether the server is reachable and ready to predict."""
         try:
             return self._http.get("/readyz", timeout=self._options.timeout_s).status_code == 200
-        except httpx.TransportError:
+        except httpx.RequestError:
             return False
 
     def close(self) -> None:

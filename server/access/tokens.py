@@ -117,4 +117,17 @@ def load_tokens(file: Path) -> Tokens:
         raw = read_json(file, what, TokensError, MAX_SERVED_BYTES)
     except FileNotFoundError:
         raise TokensError(f"there is no {what}") from None
+    _check_keys(raw, what)
     return validate_as(Tokens, raw, what, TokensError)
+
+
+def _check_keys(value: object, what: str) -> None:
+    """Raises TokensError for an unknown key as long as a token, which an error must not show."""
+    if isinstance(value, list):
+        for part in value:
+            _check_keys(part, what)
+    elif isinstance(value, dict):
+        for key, part in value.items():
+            if len(key) >= MIN_TOKEN_LENGTH and key not in Allowance.model_fields:
+                raise TokensError(f"{what}: an unknown key of {len(key)} characters, perhaps a token")
+            _check_keys(part, what)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -178,6 +179,31 @@ def test_a_server_that_is_gone_is_unavailable() -> None:
             assert not client.ready()
             with pytest.raises(polyrec.Unavailable, match=f"no answer from {url}"):
                 client.predict([{"item": "a"}])
+
+
+def test_an_answer_that_cannot_be_decoded_is_not_ready() -> None:
+    def answer() -> None:
+        for _ in range(2):
+            connection, _ = listening.accept()
+            with connection:
+                connection.recv(2**16)
+                head = b"HTTP/1.1 200 OK\r\ncontent-encoding: gzip\r\ncontent-length: 4\r\n\r\n"
+                connection.sendall(head + b"none")
+
+    async def asked(url: str) -> bool:
+        async with polyrec.AsyncClient(url) as client:
+            return await client.ready()
+
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        server = threading.Thread(target=answer)
+        server.start()
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        with polyrec.Client(url) as client:
+            assert not client.ready()
+        assert not asyncio.run(asked(url))
+        server.join()
 
 
 @pytest.mark.parametrize(
