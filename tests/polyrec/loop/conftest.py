@@ -25,12 +25,13 @@ from polyrec.loop.steps import LoopSettings
 from polyrec.models.bundle.bundle import Bundle, load_bundle, write_bundle
 from polyrec.models.data.synthetic.generator import generate
 from polyrec.models.dlrm.dlrm import DLRM
+from polyrec.models.schema.batch import F64
 from polyrec.models.schema.schema import Schema, load_schema
 from polyrec.planner.plan import load_plan, save_plan, single_path_plan
 from tests.planner.planning import placed
 
 FIRST_S = datetime(2026, 1, 5, tzinfo=UTC).timestamp()
-DAY_S = 86_400.0
+DAY_S, HOUR_S = 86_400.0, 3_600.0
 ROWS = 6000
 SETTINGS = {"least_clicks": 40, "margin": 0.1, "train_options": ("--epochs", "1")}
 
@@ -45,6 +46,11 @@ def days(tmp_path_factory: pytest.TempPathFactory) -> list[pa.Table]:
     starts = request_starts(table, load_schema("trivago"))
     ends = [int(starts[np.searchsorted(starts, ROWS * n)]) for n in (1, 2, 3)] + [table.num_rows]
     return [table.slice(a, b - a) for a, b in pairwise(ends)]
+
+
+def times_of_day(day: int, requests: int) -> F64:
+    """Returns when requests came, evenly over a day's last three hours: each hour more is files to read."""
+    return FIRST_S + DAY_S * (day + 1) - 3 * HOUR_S * (1 - (np.arange(requests) + 0.5) / requests)
 
 
 @dataclass
@@ -70,9 +76,8 @@ class Looped:
         self.loop.settings = replace(self.loop.settings, **changes)
 
     def log_day(self, day: int, rows: pa.Table) -> None:
-        """Writes a day's rows, evenly over the day, and sets the clock to its end."""
-        requests = request_starts(rows, self.schema).size
-        at_s = FIRST_S + DAY_S * (day + (np.arange(requests) + 0.5) / requests)
+        """Writes a day's rows, and sets the clock to its end."""
+        at_s = times_of_day(day, request_starts(rows, self.schema).size)
         write_log(self.loop.settings.log, rows, self.schema, at_s)
         self.now_s = FIRST_S + DAY_S * (day + 1) + 60
 

@@ -41,7 +41,7 @@ def test_a_day_is_learned_measured_and_published(first_day: Path, bundle: Bundle
     evaluated = iteration.figures("evaluate")
     assert path.quality == pytest.approx(evaluated["information"][0], abs=1e-6)
     # the newest fifth of the rows was measured, and is learned next
-    assert "2026-01-05T18:50" < str(iteration.next_since) < "2026-01-05T19:30"
+    assert "2026-01-05T23:21" < str(iteration.next_since) < "2026-01-05T23:26"
     served = json.loads(looped.folder.plan.read_text())
     assert served["paths"][0]["bundle"] == "iterations/0001/bundle"
 

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -19,15 +18,15 @@ from polyrec.cli.main import main
 from polyrec.models.bundle.bundle import load_bundle
 from polyrec.models.schema.schema import load_schema
 from polyrec.planner.plan import load_plan, save_plan, single_path_plan
-from tests.polyrec.loop.conftest import DAY_S, FIRST_S, days  # noqa: F401
+from tests.polyrec.loop.conftest import days, times_of_day  # noqa: F401
 
 
 @pytest.fixture
 def run(tmp_path: Path, bundle_dir: Path, days: Sequence[pa.Table]) -> list[str]:  # noqa: F811
     """The words of `polyrec loop run` over a log of one day."""
     schema = load_schema("trivago")
-    requests = request_starts(days[0], schema).size
-    write_log(tmp_path / "log", days[0], schema, FIRST_S + DAY_S * (np.arange(requests) + 0.5) / requests)
+    at_s = times_of_day(0, request_starts(days[0], schema).size)
+    write_log(tmp_path / "log", days[0], schema, at_s)
     save_plan(single_path_plan(bundle_dir, "table", "onnx"), tmp_path / "plan.json")
     files = {"--plan": "plan.json", "--log": "log", "--state": "state"}
     words = [word for flag, name in files.items() for word in (flag, str(tmp_path / name))]
