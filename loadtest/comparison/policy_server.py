@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import tempfile
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence, Set
+from contextlib import suppress
 from pathlib import Path
 from secrets import token_urlsafe
 from types import TracebackType
@@ -19,6 +21,8 @@ from polyrec.loadtest.drivers.connection import LoadError
 from polyrec.planner.plan import Plan, save_plan
 from polyrec.server.child import ServerProcess, exit_description, start
 
+EXIT_S = 1.0
+"""Longest time from the end of a dead server's connections to that of its process."""
 DYNAMIC = ("mprec", "deeprecsys", "priced")
 
 
@@ -73,10 +77,13 @@ class PolicyServer:
         """Stops the server. Raises LoadError if it had died or does not answer, and the block failed so."""
         if self._child is None:
             return
-        status = self._child.process.poll()
+        status = None
+        if isinstance(error, OSError | LoadError):
+            with suppress(subprocess.TimeoutExpired):
+                status = self._child.process.wait(EXIT_S)
         self._child.stop()
         self._child = None
-        if status is not None and isinstance(error, OSError | LoadError):
+        if status is not None:
             raise LoadError(f"the server that was compared {exit_description(status)}") from None
         if isinstance(error, TimeoutError | urllib.error.URLError):
             raise LoadError(f"the server that was compared does not answer: {error}") from None

@@ -61,4 +61,4 @@ def test_table_compares_with_the_best_peer() -> None:
     found = {"limit_ms": 10.0, "session_rows_per_s": 46_000.0, "servers": servers}
     lines = table("kaggle", "rows", 23, found).splitlines()
     assert "| polyrec | 1,000 | 50% | 1.00 | 900 | 1.50 |" in lines
-    assert "| session alone | 2,000 | 100% | | | |" in lines
+    assert "| session alone | 2,000 | 100% |  |  |  |" in lines

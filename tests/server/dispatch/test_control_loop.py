@@ -12,7 +12,7 @@ from polyrec.server.clock import clock
 from polyrec.server.dispatch.control_loop import TICK_S
 from polyrec.server.dispatch.dispatcher import Dispatcher
 
-TRIALS = 8
+TRIALS = 20
 """A busy machine may take the core away during the quiet one's few queries."""
 
 

@@ -69,7 +69,7 @@ def test_updates_that_cannot_be_kept_are_counted(two: list[Changes], monkeypatch
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(two[0], "_make_room", full)
+        patched.setattr(two[0]._file, "make_room", full)
         for _ in range(2):
             with pytest.raises(UpdateNotKept, match="No space left"):
                 update(two[0], 1)
