@@ -17,13 +17,16 @@ PROTECTED = "DENIED"
 """Code of the error of a server in protected mode."""
 REFUSAL_S = 0.5
 """Maximum wait for the server's error."""
-LOGIN = "username", "password", "db"
-"""Options for which redis-py would send commands."""
+ADDRESS = "connection_class", "host", "port", "path"
+"""Options of a URL that are used, beside those of TLS. For others redis-py would send commands, or they are
+of a pool of connections.
+"""
 
 
 def refusal(url: str, ca_file: Path | None = None) -> str | None:
     """Returns the error with which a server refuses any connection, None if it does not."""
-    options: dict[str, Any] = {k: v for k, v in parse_url(url).items() if k not in LOGIN}
+    given = parse_url(url).items()
+    options: dict[str, Any] = {k: v for k, v in given if k in ADDRESS or k.startswith("ssl_")}
     kind = options.pop("connection_class", Connection)
     if kind is SSLConnection and ca_file is not None:
         options["ssl_ca_certs"] = ca_file

@@ -200,9 +200,10 @@ def test_entries_after_one_unsent_at_shutdown_are_not_sent(store: RedisServer) -
     assert (feed.sent, client.xpending("ends", "polyrec")["pending"]) == (0, 3)
 
 
-def test_a_store_in_protected_mode_ends_the_feed_with_its_reason() -> None:
+@pytest.mark.parametrize("options", ["", "?protocol=3&max_connections=2&health_check_interval=5"])
+def test_a_store_in_protected_mode_ends_the_feed_with_its_reason(options: str) -> None:
     store = ProtectedStore()
-    source = RedisStream.connect(store.url, "updates", "polyrec")
+    source = RedisStream.connect(f"{store.url}{options}", "updates", "polyrec")
     with pytest.raises(FeedFailed, match="stream 'updates': DENIED Redis is running in protected mode"):
         source.open()
     source.close()
