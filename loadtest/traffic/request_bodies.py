@@ -1,4 +1,4 @@
-"""Builds request bodies from values or ids, and parses the server's answers.
+"""Builds request bodies from values or ids.
 
     columns of raw values -> predict_body, rank_body        JSON
     arrays of stable ids  -> plain_tensors, ranking_tensors -> infer_body   JSON or binary tensors
@@ -28,33 +28,6 @@ Ids = Array | tuple[Array, Array]
 
 PREDICT, RANK, INFER = "/v1/predict", "/v1/rank", "/v2/models/dlrm/infer"
 HEADER_BYTES = "Inference-Header-Content-Length"
-
-
-class ServerError(Exception):
-    """Raised for an error answer; its text is the server's message."""
-
-
-@dataclass(frozen=True, slots=True)
-class Prediction:
-    """The answer of /v1/predict.
-
-    probabilities: float32 [rows], in the order of the request. path: the path that answered.
-    """
-
-    probabilities: NDArray[np.float32]
-    path: str
-
-
-@dataclass(frozen=True, slots=True)
-class Ranking:
-    """The answer of /v1/rank.
-
-    order: int64 [top_k], positions in the request's candidates, best first. scores: float32 [top_k].
-    """
-
-    order: NDArray[np.int64]
-    scores: NDArray[np.float32]
-    path: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,37 +143,7 @@ def infer_body(
     return b"".join([head, *(a.tobytes() for a in tensors.values())]), {HEADER_BYTES: str(len(head))}
 
 
-def read_prediction(body: bytes) -> Prediction:
-    """Parses an answer of /v1/predict. Raises ServerError."""
-    answer = _read(body)
-    return Prediction(np.array(answer["predictions"], np.float32), answer["path"])
-
-
-def read_ranking(body: bytes) -> Ranking:
-    """Parses an answer of /v1/rank. Raises ServerError."""
-    answer = _read(body)
-    order, scores = np.array(answer["order"], np.int64), np.array(answer["scores"], np.float32)
-    return Ranking(order, scores, answer["path"])
-
-
-def read_inference(body: bytes, headers: Mapping[str, str]) -> Prediction:
-    """Parses an answer of the inference protocol, JSON or binary. Raises ServerError."""
-    lengths = [value for name, value in headers.items() if name.lower() == HEADER_BYTES.lower()]
-    end = int(lengths[0]) if lengths else len(body)
-    answer = _read(body[:end])
-    output = answer["outputs"][0]
-    data = np.array(output["data"], np.float32) if "data" in output else np.frombuffer(body[end:], "<f4")
-    return Prediction(data, answer["parameters"]["path"])
-
-
 def _dumps(document: Any) -> bytes:
     if orjson is None:
         return json.dumps(document, separators=(",", ":"), allow_nan=False).encode()
     return orjson.dumps(document)
-
-
-def _read(body: bytes) -> Any:
-    answer = json.loads(body) if orjson is None else orjson.loads(body)
-    if "error" in answer:
-        raise ServerError(answer["error"])
-    return answer
