@@ -15,6 +15,7 @@ import hashlib
 import time
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -292,8 +293,11 @@ class PredictionLogReader(PackedReader):
 def label_files_of(folder: Path, first: datetime, last: datetime, window: timedelta) -> list[Path]:
     """Returns a log's label files that may have labels of requests answered from first to last, sorted."""
     earliest = (first - timedelta(seconds=CLOCKS_S)).replace(minute=0, second=0, microsecond=0)
-    files = sorted((folder / FEEDBACK).rglob("*.parquet"))
-    return [f for f in files if _in(f.parent.name, earliest, last + window)]
+    top, until = folder / FEEDBACK, last + window
+    # lists no folder of another hour: a log of a month has hundreds, and is read hour by hour
+    parts = [part for part in top.iterdir() if _in(part.name, earliest, until)] if top.is_dir() else []
+    files = [file for part in parts for file in ([part] if part.is_file() else part.rglob("*.parquet"))]
+    return sorted(f for f in files if f.suffix == ".parquet" and _in(f.parent.name, earliest, until))
 
 
 def read_labels(file: Path, request_ids: pa.Array | None = None) -> Iterator[pa.Table]:
@@ -320,18 +324,24 @@ def read_labels(file: Path, request_ids: pa.Array | None = None) -> Iterator[pa.
 
 def _in(folder: str, first: datetime, until: datetime) -> bool:
     """Returns whether the labels in an hour's folder may be needed; those in any other folder always are."""
+    hour = _hour_named(folder)
+    return hour is None or first <= hour <= until
+
+
+@lru_cache(2**14)
+def _hour_named(folder: str) -> datetime | None:
+    """Returns the hour that a folder is named after, None if it has another name."""
     try:
-        hour = datetime.strptime(folder, HOUR).replace(tzinfo=UTC)
+        return datetime.strptime(folder, HOUR).replace(tzinfo=UTC)
     except ValueError:
-        return True
-    return first <= hour <= until
+        return None
 
 
 def _hour(file: Path) -> datetime:
-    try:
-        return datetime.strptime(file.parent.name, HOUR).replace(tzinfo=UTC)
-    except ValueError:
-        raise DataError(f"'{file}' is not in the folder of an hour, such as 2026-11-23T17") from None
+    hour = _hour_named(file.parent.name)
+    if hour is None:
+        raise DataError(f"'{file}' is not in the folder of an hour, such as 2026-11-23T17")
+    return hour
 
 
 def _hour_of(time_: np.datetime64) -> datetime:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tracemalloc
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,9 @@ import pytest
 
 from polyrec.models.data.packed.reader import PackedReader
 from polyrec.models.data.prediction_log import (
+    CLOCKS_S,
+    FEEDBACK,
+    HOUR,
     LABEL_COLUMNS,
     LOG_COLUMNS,
     MAX_JOINED,
@@ -23,6 +26,7 @@ from polyrec.models.data.prediction_log import (
     LogRules,
     PredictionLogReader,
     is_prediction_log,
+    label_files_of,
     load_rules,
     stored_names,
     stored_types,
@@ -264,6 +268,30 @@ def test_labels_equal_a_slow_join_on_random_logs(
     for hour, given in zip([*hours, "2026-11-23T15"], labels, strict=True):
         write(folder, "feedback", hour, given)
     assert clicked(folder) == {item: value > POSITIVE for item, value in expected.items()}
+
+
+def test_label_files_are_those_of_the_hours_and_of_folders_that_name_none(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    first = datetime(2026, 11, 23, 12, tzinfo=UTC)
+    assert label_files_of(tmp_path, first, first, timedelta()) == []
+    hours = [(first + timedelta(hours=n)).strftime(HOUR) for n in range(-6, 7)]
+    places = [*hours, *(f"other/{hour}" for hour in hours), "", "other", "2026-11-23", f"{hours[0]}/later"]
+    for place in places:
+        (tmp_path / FEEDBACK / place).mkdir(parents=True, exist_ok=True)
+        for name in ("a.parquet", ".b.parquet.partial", "c.txt"):
+            (tmp_path / FEEDBACK / place / name).touch()
+    for _ in range(50):
+        begin, length, window = (float(x) for x in random.integers(-300, 300, 3))
+        since = first + timedelta(minutes=begin)
+        last, after = since + timedelta(minutes=abs(length)), timedelta(minutes=abs(window))
+        earliest = (since - timedelta(seconds=CLOCKS_S)).strftime(HOUR)
+        until = (last + after).strftime(HOUR)
+        expected = [
+            file
+            for file in (tmp_path / FEEDBACK).rglob("*.parquet")
+            if all(part not in hours or earliest <= part <= until for part in file.parts)
+        ]
+        assert label_files_of(tmp_path, since, last, after) == sorted(expected)
 
 
 def test_requests_that_all_have_one_id_take_no_memory_for_each_pair_with_a_label(folder: Path) -> None:
