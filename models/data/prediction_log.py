@@ -252,7 +252,9 @@ class PredictionLogReader(PackedReader):
         time_of = stored.column(TIME).to_numpy()[first]
 
         given = self._feedback_of(_hour_of(time_of.min()), _hour_of(time_of.max()))
-        id_ = pc.index_in(given.column("request_id"), ids.dictionary).fill_null(-1).to_numpy()
+        found = pc.index_in(given.column("request_id"), ids.dictionary)
+        # an hour has many files, so most of its labels are of requests in others
+        given, id_ = given.filter(pc.is_valid(found)), found.drop_null().to_numpy()
         code = ids.indices.to_numpy()
         by_id = np.argsort(code, kind="stable")
         begin, end = (np.searchsorted(code[by_id], id_, side) for side in ("left", "right"))
@@ -263,7 +265,6 @@ class PredictionLogReader(PackedReader):
         )
         by_client = pc.is_valid(given.column("client")).to_numpy()
         in_order = np.argsort(at, kind="stable")  # labels without a time last
-        in_order = in_order[times[in_order] > 0]
         part = np.cumsum(times[in_order]) // MAX_JOINED
         # repeat each label for every request with its id; in parts, since all requests may have the same id
         for some in np.split(in_order, np.flatnonzero(np.diff(part)) + 1):
