@@ -14,7 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from polyrec.models.bundle.bundle import Bundle, load_bundle
-from polyrec.models.data.split import TEST
+from polyrec.models.data.reader import open_data
+from polyrec.models.data.split import TEST, fit_splitter
 from polyrec.models.evaluation.comparison import LEVEL, Interval, Metric, percentiles, samples, widened
 from polyrec.models.evaluation.metrics import row_weights
 from polyrec.models.evaluation.predictions import Predictions, predict_all
@@ -84,6 +85,8 @@ def measure(
     scores: dict[Key, F32] = {}
     # paths on a GPU are executed by torch on the CPU
     ways = {key: (p.runtime if p.device == "cpu" else "torch", p.precision) for key, (p, _) in views.items()}
+    schema = next(bundle for _, bundle in views.values()).encoder.schema
+    splitter = fit_splitter(open_data(log, schema, "count", since, until), schema)
     for runtime, precision in dict.fromkeys(ways.values()):
         own = {" ".join(k): (k, views[k][1]) for k, way in ways.items() if way == (runtime, precision)}
         made = predict_all(
@@ -94,6 +97,7 @@ def measure(
             precision=precision,
             on_malformed="count",
             period=(since, until),
+            splitter=splitter,
         )
         scores |= {own[name][0]: p for name, p in made.probabilities.items()}
     assert made is not None
