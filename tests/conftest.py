@@ -45,6 +45,16 @@ settings.register_profile("thorough", settings.get_profile("polyrec"), max_examp
 settings.load_profile("polyrec")
 
 LONGEST = (
+    "tests/polyrec/cli/start/test_demo_loop.py",
+    "tests/models/training/test_pipeline.py",
+    "tests/benchmarks/fleet/test_cluster.py",
+    "tests/benchmarks/http/test_soak.py",
+    "tests/test_notebooks.py",
+    "tests/test_package.py",
+    "tests/deploy/test_compose.py",
+    "tests/polyrec/cli/start/test_demo.py",
+    "tests/polyrec/cli/measure/test_bench.py",
+    "tests/server/http/docs/test_schemathesis.py",
     "tests/polyrec/loop/test_canary.py",
     "tests/server/rollout/test_control.py",
     "tests/server/prediction_log/test_log.py",
@@ -62,6 +72,8 @@ LONGEST = (
     "tests/server/lanes/test_process.py",
     "tests/server/grpc/test_rollout.py",
     "tests/polyrec/cli/plan/test_profile.py",
+    "tests/polyrec/cli/plan/test_train_plan.py",
+    "tests/polyrec/cli/measure/test_open_loop.py",
     "tests/server/tiers/test_plan_tiers.py",
     "tests/server/rollout/test_live_labels.py",
     "tests/server/grpc/test_service.py",
@@ -72,8 +84,8 @@ LONGEST = (
     "tests/models/training/workers/test_workers.py",
     "tests/server/test_faults.py",
 )
-"""Files that take more than some 20 s. They begin first: at the end one process would have such a file left
-while the others have nothing to do."""
+"""Files that take more than some 20 s, first those of `make test-long`. They begin first: at the end one
+process would have such a file left while the others have nothing to do."""
 
 # A shell starts what it runs in the background with SIGINT ignored. Programs that tests start would inherit
 # that, and never end on the Ctrl-C that they are sent.
