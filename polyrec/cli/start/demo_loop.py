@@ -48,8 +48,8 @@ DAYS, BROKEN_DAY = 8, 4
 ITEMS, USERS = 500, 500
 RECIPE = {"sparse_lr": 0.2, "refit": False}
 FEEDBACK_AT_ONCE = 20
-WINDOW_S, SETTLE_S = 5.0, 1.0
-"""Seconds in which labels may come, and until files are complete; an iteration takes older rows."""
+WINDOW_S, SETTLE_S, FLUSH_S = 5.0, 2.0, 1.0
+"""Seconds in which labels may come, that an iteration waits for complete files, and between files."""
 CANARY = {
     "share": 0.5,
     "shadow": 0.5,
@@ -125,7 +125,7 @@ def _server_settings(folder: Path, admin_token: str, token: str) -> dict[str, An
         "admin_token": admin_token,
         "tokens": folder / "tokens.json",
         "prediction_log": folder / "log",
-        "prediction_log_flush_s": 0.2,
+        "prediction_log_flush_s": FLUSH_S,
         "prediction_log_window_s": WINDOW_S,
         "prediction_log_unlabeled": "leave_out",
         "default_budget_ms": 10_000,
