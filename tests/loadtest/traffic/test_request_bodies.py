@@ -12,7 +12,6 @@ import pytest
 
 from polyrec.loadtest.traffic.queries import Queries, read_rows
 from polyrec.loadtest.traffic.request_bodies import (
-    HEADER_BYTES,
     INFER,
     PREDICT,
     RANK,
@@ -22,9 +21,9 @@ from polyrec.loadtest.traffic.request_bodies import (
     rank_body,
     ranking_tensors,
 )
-from polyrec.models.schema.batch import F32
 from polyrec.server.child import ServerProcess
 from tests.forking import start
+from tests.inference import probabilities
 
 SCHEMA = {
     "dense": [{"name": "price"}, {"name": "age", "role": "context"}],
@@ -51,14 +50,6 @@ def http(bundle_dir: Any) -> Iterator[httpx.Client]:
 
 def client(child: ServerProcess) -> httpx.Client:
     return httpx.Client(base_url=child.url, timeout=30)
-
-
-def probabilities(answer: httpx.Response) -> F32:
-    """The probabilities of an answer of the inference protocol, JSON or binary."""
-    content = answer.content
-    end = int(answer.headers.get(HEADER_BYTES, len(content)))
-    (output,) = json.loads(content[:end])["outputs"]
-    return np.array(output["data"], np.float32) if "data" in output else np.frombuffer(content[end:], "<f4")
 
 
 def test_features_are_laid_out_as_the_schema_file_has_them() -> None:
@@ -129,7 +120,7 @@ def test_every_form_of_a_query_gets_the_same_probabilities(
         for form in forms:
             for binary in (True, False):
                 answer = asked(INFER, form(query, binary))
-                np.testing.assert_allclose(probabilities(answer), expected, atol=1e-6)
+                np.testing.assert_allclose(probabilities(answer.content, answer.headers), expected, atol=1e-6)
 
 
 def test_top_k_is_how_many_come_back(http: httpx.Client) -> None:

@@ -15,13 +15,14 @@ import tritonclient.http as triton
 
 from polyrec.cli.main import main
 from polyrec.loadtest.traffic.queries import Queries
-from polyrec.loadtest.traffic.request_bodies import INFER, read_inference
+from polyrec.loadtest.traffic.request_bodies import INFER
 from polyrec.models.bundle.bundle import Bundle, load_bundle
 from polyrec.models.data.reader import open_data
 from polyrec.models.data.split import TEST, fit_splitter
 from polyrec.models.schema.schema import Categorical, load_schema
 from polyrec.models.schema.vocabulary import ids_of_ranks
 from tests.forking import start
+from tests.inference import probabilities
 
 ROWS = 1000
 
@@ -151,7 +152,7 @@ def by_inference_ranking(url: str, bundle: Bundle, rows: pa.Table) -> np.ndarray
         body, headers = queries.infer_ranking(queries[i])
         request = urllib.request.Request(f"{url}{INFER}", body, headers)
         with urllib.request.urlopen(request, timeout=30) as response:
-            found.append(read_inference(response.read(), dict(response.headers)).probabilities)
+            found.append(probabilities(response.read(), dict(response.headers)))
     return np.concatenate(found)
 
 
