@@ -229,8 +229,7 @@ def create_whole(file: Path, content: bytes) -> None:
     try:
         with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as f:
             f.write(content)
-            f.flush()
-            os.fsync(f.fileno())
+        sync(partial)
         with suppress(FileExistsError):
             os.link(partial, file)
             sync(file.parent)

@@ -139,7 +139,6 @@ class Checkpoints:
         try:
             with atomic_path(file) as partial:
                 save_file(tensors, partial, {"checkpoint": json.dumps(header)})
-                sync(partial)
             sync(self._folder)
         except (OSError, SafetensorError) as e:
             raise ResumeError(f"cannot write checkpoint '{file}': {e}") from None
