@@ -28,7 +28,7 @@ from polyrec.models.dlrm.dlrm import DenseNet
 from polyrec.models.dlrm.interaction import Cross, Dot
 from polyrec.models.dlrm.precision import DensePrecision
 from polyrec.models.runtimes.graph_writer import GraphWriter
-from polyrec.models.runtimes.pairs import pair_columns, pair_weights
+from polyrec.models.runtimes.pairs import pair_products, pair_weights
 
 UNKNOWN: Mapping[str, float] = {}
 
@@ -45,11 +45,12 @@ def plain_graph(
     g = _writer(net, precision, largest)
     dense = _dense_inputs(g, net, "rows")
     parts = _vector_inputs(g, net, "rows")
-    if net.bottom is not None:
-        parts.insert(0, g.node("Unsqueeze", g.mlp(g.concat(dense), net.bottom), g.shape(1)))
-    x, count = g.concat(parts), sum(net.slots) + (net.bottom is not None)
+    bottom = None if net.bottom is None else g.mlp(g.concat(dense), net.bottom)
     if isinstance(net.interaction, Dot):
-        return _finish(g, _dot(g, net, x, count), net)
+        return _finish(g, _dot(g, net, bottom, g.concat(parts)), net)
+    if bottom is not None:
+        parts.insert(0, g.node("Unsqueeze", bottom, g.shape(1)))
+    x, count = g.concat(parts), sum(net.slots) + (bottom is not None)
     joined = g.node("Reshape", x, g.shape(-1, count * net.shape.width))
     if isinstance(net.interaction, Cross):
         joined = _cross(g, net.interaction, joined, g.linear(joined, _linear(net.interaction.down[0])))
@@ -75,11 +76,13 @@ def ranking_graph(
     if net.slots.candidate == 0 or net.slots.context == 0:
         raise ValueError("a ranking graph needs vectors of both roles")
     x, y = vectors
+    after_first = ""
     shared, own = net.slots  # number of vectors of a context, and of a row
     if once.bottom_per_context:
         x = g.concat((g.node("Unsqueeze", _bottom(g, net, dense), g.shape(1)), x))
         shared += 1
     if once.bottom_per_row:
+        after_first = y
         y = g.concat((g.node("Unsqueeze", _bottom_of_rows(g, net, row), g.shape(1)), y))
         own += 1
     width, row_weight = net.shape.width, once.get_buffer("row_weight")
@@ -94,7 +97,7 @@ def ranking_graph(
         else:
             candidate.append(g.products(y, g.node("Gather", x, row, axis=0), own * shared))
         itself = net.shape.itself
-        candidate.append(pair_columns(g, g.products(y, y, own * own), own, itself))
+        candidate += pair_products(g, y, own, itself, after_first)
         c, r = g.concat(context), g.concat(candidate)
         inside = row_weight[:, row_weight.shape[1] - own * own :]
         before = row_weight[:, : row_weight.shape[1] - own * own]
@@ -188,18 +191,24 @@ def _linear(module: nn.Module) -> nn.Linear:
     return module
 
 
-def _dot(g: GraphWriter, net: DenseNet, x: str, count: int) -> str:
-    """Adds the dot interaction of x [rows, F, D] and the layer that reads it; returns that layer's sums."""
+def _dot(g: GraphWriter, net: DenseNet, bottom: str | None, vectors: str) -> str:
+    """Adds the dot interaction and the layer that reads it; returns that layer's sums.
+
+    bottom: output of the bottom MLP [rows, D], if there is one. vectors: [rows, F, D], the embedding vectors.
+    """
     first, itself = first_layer(net), net.shape.itself
     weight = first.weight.detach()
-    ahead = 0 if net.bottom is None else net.shape.width
+    if bottom is None:
+        count, ahead = sum(net.slots), 0
+        parts = pair_products(g, vectors, count, itself)
+    else:
+        count, ahead = sum(net.slots) + 1, net.shape.width
+        x = g.concat((g.node("Unsqueeze", bottom, g.shape(1)), vectors))
+        parts = [bottom, *pair_products(g, x, count, itself, vectors)]
     square = weight.new_zeros((weight.shape[0], count * count))
     square[:, net.interaction.get_buffer("pairs")] = weight[:, ahead:]
-    joined = pair_columns(g, g.products(x, x, count * count), count, itself)
-    if net.bottom is not None:
-        joined = g.concat((_first_vector(g, x), joined))
     weight = torch.cat((weight[:, :ahead], pair_weights(square, count, itself)), dim=1)
-    return g.product(joined, weight, first.bias, largest=g.largest.get(first))
+    return g.product(g.concat(parts), weight, first.bias, largest=g.largest.get(first))
 
 
 def _finish(g: GraphWriter, hidden: str, net: DenseNet) -> onnx.ModelProto:
