@@ -141,14 +141,14 @@ async def _closed(
 class Trial:
     """Result of an open loop.
 
-    right_in_time, refused: share of all requests answered correctly in time, and with 429, 503 or 504. p99_s:
-    of the answered requests. lag_s: 99th percentile of the sender's own delay.
+    right_in_time, rejected: share of all requests answered correctly in time, and with 429, 503 or 504.
+    p99_s: of the answered requests. lag_s: 99th percentile of the sender's own delay.
     """
 
     rate: float
     requests: int
     right_in_time: float
-    refused: float
+    rejected: float
     p99_s: float
     lag_s: float
 
