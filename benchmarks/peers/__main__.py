@@ -225,7 +225,7 @@ def _held(
     if verbose:
         tqdm.write(
             f"{known.url} {rate:8.1f}/s p99 {1e3 * tried.p99_s:7.2f} ms, right in time "
-            f"{tried.right_in_time:.4f}, refused {tried.refused:.4f}, lag {1e3 * tried.lag_s:.2f} ms: "
+            f"{tried.right_in_time:.4f}, rejected {tried.rejected:.4f}, lag {1e3 * tried.lag_s:.2f} ms: "
             f"{'held' if held else 'missed'}",
             file=sys.stderr,
         )

@@ -7,7 +7,6 @@ rate is held: p99 within the limit, and at least SHARE of the requests answered 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -15,7 +14,8 @@ import numpy as np
 import orjson
 import uvloop
 
-from polyrec.loadtest.drivers.connection import Answer, LoadError, Pool, Target
+from polyrec.loadtest.drivers.closed_loop import ClosedLoop, keep_busy
+from polyrec.loadtest.drivers.connection import LoadError, Target
 from polyrec.loadtest.drivers.load import BUDGET, load_of
 from polyrec.loadtest.drivers.open_loop import Limits, run
 from polyrec.models.schema.batch import F32, F64
@@ -68,87 +68,31 @@ def read_binary(body: bytes, rows: int) -> F32:
     return np.frombuffer(body[-4 * rows :], "<f4") if len(body) > 4 * rows else np.empty(0, np.float32)
 
 
-@dataclass(frozen=True, slots=True)
-class ClosedLoop:
-    """Result of a closed loop. latency_s: latency of each answer, in order of arrival."""
-
-    seconds: float
-    latency_s: F64
-
-    @property
-    def requests_per_s(self) -> float:
-        return self.latency_s.size / self.seconds
-
-    @property
-    def p50_s(self) -> float:
-        return float(np.median(self.latency_s))
-
-
 def closed(known: Known, connections: int, seconds: float) -> ClosedLoop:
     """Runs a closed loop. Raises LoadError for a wrong answer."""
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        loop, bodies = runner.run(_closed(known, connections, seconds))
-    wrong = next((index for index, body in bodies if not known.right(index, body)), None)
-    if wrong is not None:
-        raise LoadError(f"{known.url} answered request {wrong} wrong: {dict(bodies)[wrong][:200]!r}")
-    return loop
-
-
-async def _closed(
-    known: Known, connections: int, seconds: float
-) -> tuple[ClosedLoop, list[tuple[int, bytes]]]:
     target = Target(known.url, {**known.headers, **PATIENT})
     requests = [target.request(body) for body in known.bodies]
-    departed: dict[int, float] = {}
-    latency: list[float] = []
-    bodies: list[tuple[int, bytes]] = []
-    done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    sent = 0
-
-    def send() -> None:
-        nonlocal sent
-        index, sent = sent, sent + 1
-        departed[index] = time.perf_counter()
-        pool.send(index, requests[index % len(requests)])
-
-    def answered(index: int, answer: Answer) -> None:
-        now = time.perf_counter()
-        latency.append(now - departed.pop(index))
-        bodies.append((index, answer.body))
-        if answer.status != 200:
-            if not done.done():
-                reason = answer.error or answer.body[:200].decode(errors="replace")
-                done.set_exception(LoadError(f"{known.url}: status {answer.status}: {reason}"))
-        elif now < ends:
-            send()
-        elif not departed and not done.done():
-            done.set_result(None)
-
-    pool = Pool(target, connections, answered, bodies=True)
-    await pool.open(connections)
-    began = time.perf_counter()
-    ends = began + seconds
-    try:
-        for _ in range(connections):
-            send()
-        await done
-        return ClosedLoop(time.perf_counter() - began, np.array(latency)), bodies
-    finally:
-        await pool.close()
+    bodies: dict[int, bytes] = {}
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        loop = runner.run(keep_busy(target, requests, connections, seconds, bodies=bodies))
+    wrong = next((index for index, body in bodies.items() if not known.right(index, body)), None)
+    if wrong is not None:
+        raise LoadError(f"{known.url} answered request {wrong} wrong: {bodies[wrong][:200]!r}")
+    return loop
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
     """Result of an open loop.
 
-    right_in_time, refused: share of all requests answered correctly in time, and with 429, 503 or 504. p99_s:
-    of the answered requests. lag_s: 99th percentile of the sender's own delay.
+    right_in_time, rejected: share of all requests answered correctly in time, and with 429, 503 or 504.
+    p99_s: of the answered requests. lag_s: 99th percentile of the sender's own delay.
     """
 
     rate: float
     requests: int
     right_in_time: float
-    refused: float
+    rejected: float
     p99_s: float
     lag_s: float
 

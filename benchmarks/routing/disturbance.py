@@ -11,7 +11,7 @@ and how many requests were rejected, expired or answered late.
 Neighbor: a process on the server's core computes for 50 ms and sleeps for 50 ms, in alternation, while
 requests arrive at a tenth of the capacity with a budget of 20 ms. Every static path and `priced` take turns
 on one server. Reports the share of lost requests (rejected, expired or late). Capacity is the rate that the
-cheapest static path answers in time at the best of RATES, without the neighbor. With --ahead, the server, the
+cheapest static path answers in time at the best of RATES, without the neighbor. With --first, the server, the
 neighbor and the driver have priority over everything else on the machine.
 """
 
@@ -239,7 +239,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10.0, help="of a measurement (10)")
     parser.add_argument("--repeats", type=int, default=3, help="of each case (3)")
     parser.add_argument("--only", choices=["rest", "neighbor"])
-    parser.add_argument("--ahead", action="store_true", help="at the highest normal priority; takes root")
+    parser.add_argument("--first", action="store_true", help="run before all others: nice -20 (needs root)")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     plan = load_plan(args.plan)
@@ -249,7 +249,7 @@ def main() -> None:
     source = open_source(args.data, load_bundle(plan.paths[0].bundle), 0)
     budget_s = plan.default_budget_ms / 1e3
     os.sched_setaffinity(0, {CLIENT_CORE})
-    with priority(args.ahead):
+    with priority(args.first):
         document = measured(plan, source, budget_s, args)
     save(args.json, document)
 

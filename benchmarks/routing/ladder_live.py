@@ -12,7 +12,7 @@ A virtual core's speed differs by a tenth or a fifth between runs, and beyond ca
 it. So the core's speed is measured during each run, and differences of one percent take about twenty turns of
 the two policies in question:
 
-    python -m benchmarks.routing.ladder_live PLAN --data ratings.parquet --ahead --loads 1.5 --turns 20 \
+    python -m benchmarks.routing.ladder_live PLAN --data ratings.parquet --first --loads 1.5 --turns 20 \
         --policies priced,static:table.w8@cpu --out ladder-live.json
 """
 
@@ -125,7 +125,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--seconds", type=float, default=3.0, help="of a constant load (3)")
     parser.add_argument("--day-seconds", type=float, default=8.0)
     parser.add_argument("--slo-ms", type=float, default=10.0)
-    parser.add_argument("--ahead", action="store_true", help="at the highest normal priority")
+    parser.add_argument("--first", action="store_true", help="run before all others: nice -20 (needs root)")
     parser.add_argument("--out", type=Path, required=True, help="file of every run, as JSON; added to")
     args = parser.parse_args(argv)
     plan = load_plan(args.plan)
@@ -156,7 +156,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         slo_s=args.slo_ms / 1e3, warmup_s=WARM_UP_S, sizes=Sizes(kind="fixed", mean=ROWS), max_lag_s=MAX_LAG_S
     )
     with (
-        priority(args.ahead),
+        priority(args.first),
         PolicyServer(plan, policies, {cores[0]}, {}) as server,
         CoreSpeedMonitor({cores[0]}) as monitor,
     ):

@@ -1,6 +1,6 @@
 """Compares the simulator with a live server: median, 99th percentile and goodput at five loads.
 
-    python -m benchmarks.routing.simulated_live --ahead --json docs/results/simulated-live.json
+    python -m benchmarks.routing.simulated_live --first --json docs/results/simulated-live.json
 
 First measures the cost of serving (loadtest/comparison/calibration.py), then finds each policy's capacity in
 the simulator with an undisturbed core. The live server is loaded at shares of it, with policies in turns. The
@@ -159,7 +159,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--slo-ms", type=float, default=10.0)
     parser.add_argument("--seconds", type=float, default=2.0, help="of a run (2)")
     parser.add_argument("--repeats", type=int, default=3, help="runs of each (3)")
-    parser.add_argument("--ahead", action="store_true", help="at the highest normal priority; takes root")
+    parser.add_argument("--first", action="store_true", help="run before all others: nice -20 (needs root)")
     parser.add_argument("--json", type=Path, metavar="FILE")
     args = parser.parse_args(argv)
     plan = load_plan(args.plan)
@@ -176,7 +176,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     os.sched_setaffinity(0, {cores[-1]})
     policies = args.policies.split(",")
     with (
-        priority(args.ahead),
+        priority(args.first),
         PolicyServer(plan, policies, servers, {}) as server,
         CoreSpeedMonitor(servers) as monitor,
     ):

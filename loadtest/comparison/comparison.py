@@ -157,7 +157,7 @@ class PolicyComparison:
             trial.held = [seen for (rate, _), seen in runs if capacity is not None and rate <= capacity]
         found = [t.capacity for t in self.trials.values() if t.capacity is not None]
         if not any(trial.tried for trial in self.trials.values()):
-            raise LoadError("the load driver was late in every run; the machine is busy (see --ahead)")
+            raise LoadError("the load driver was late in every run; the machine is busy (see --first)")
         if not found:
             raise LoadError(
                 f"no policy meets {1e3 * self.conditions.slo_s:g} ms at any rate that was tried; "

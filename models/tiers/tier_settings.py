@@ -18,6 +18,7 @@ loses more where calibration is wrong than it gains where it is right (docs/resu
 """
 
 Count = Annotated[int, Field(ge=0)]
+ReaderKind = Literal["io_uring", "threads"]
 StoreUrl = Annotated[str, Field(pattern=r"^(rediss?|unix)://.+")]
 
 
@@ -78,7 +79,7 @@ class TierSettings(Strict):
     cache_bytes: Annotated[int, Field(ge=PAGE_BYTES)] = 64 * 2**20
     cached: Annotated[float, Field(ge=0, le=1)] = CACHED
     directory: Path | None = None
-    reader: Literal["io_uring", "threads"] | None = None
+    reader: ReaderKind | None = None
     huge_pages: bool = True
     shared: bool = False
     remote: RemoteStore | None = None

@@ -306,8 +306,8 @@ class Engine:
         used = [serving for serving in self._retiring.values() if serving is not closed]
         if self.rollout is not None:
             used.append(self.rollout.canary.serving)
-        trial = [changes for serving in used for changes in serving.tiers.changes.values()]
-        self.update_store.keep_only([*self._kept_updates, *trial])
+        others = [changes for serving in used for changes in serving.tiers.changes.values()]
+        self.update_store.keep_only([*self._kept_updates, *others])
 
     def retire(self, old: Serving) -> None:
         """Closes a replaced generation after its last answer, in a background task."""

@@ -222,7 +222,7 @@ class Call:
         stable = self._engine.serving
         if not fits(self._parsed.rows, stable, (self._parsed_by, group.arm.serving)):
             return None  # the rollout ended and another model was loaded meanwhile
-        is_refusal = isinstance(error, Overloaded | NotReady)
+        is_rejection = isinstance(error, Overloaded | NotReady)
         if isinstance(error, Invalid | FeatureError):
             self._suspect = group  # the canary's fault only if the stable version can answer
         elif isinstance(error, DeadlinePassed):
@@ -230,13 +230,13 @@ class Call:
                 return None
             read_s = self._parsed_s - self._arrival_s  # budget spent before the canary got the request
             group.failed(group.arm.budget_s(self._budget_s) - read_s, self._waited)
-        elif not is_refusal:
+        elif not is_rejection:
             group.failed()
         self._group = None
         self._serving = stable
         query = self._queue()
-        if is_refusal:  # only the canary refused it, as `_queue` did not raise
-            group.refused(self._budget_s)
+        if is_rejection:  # only the canary rejected it, as `_queue` did not raise
+            group.rejected(self._budget_s)
         return query
 
     async def answer(self, query: Query) -> Answer:

@@ -15,7 +15,7 @@ from polyrec.models.tiers.stack import TierStack
 from polyrec.planner.plan import PlanError, PlannedLane, PlannedPath
 from polyrec.server.lanes.inline import InlineLane
 from polyrec.server.lanes.lane import Lane, OnDeath
-from polyrec.server.lanes.process import ProcessLane
+from polyrec.server.lanes.process import WORKER_BYTES, ProcessLane
 from polyrec.server.lanes.resolving import PathRows
 from polyrec.server.lanes.task import PathTask, SlabTask, WorkerTask
 from polyrec.server.lanes.threaded import ThreadedLane
@@ -26,8 +26,6 @@ Paths = Sequence[tuple[PlannedPath, Bundle]]
 Stacks = Mapping[str, TierStack]
 """Tiers by path. A path without an entry has all rows in its device's memory."""
 NO_STACKS: Stacks = {}
-WORKER_BYTES = 2**27
-"""Lower bound of the memory that a worker process shares with no other: libraries take 170 to 190 MiB."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 
 from polyrec.models.bundle.held_files import HeldFiles
 from polyrec.models.errors import RuntimeUnavailable
+from polyrec.models.memory import require_memory
 from polyrec.models.schema.batch import Batch
 from polyrec.planner.plan import LaneKind
 from polyrec.server.lanes.child import Child
@@ -22,6 +23,8 @@ from polyrec.server.lanes.resolving import PathRows, Resolution, Resolver
 from polyrec.server.lanes.task import WorkerTask
 
 log = logging.getLogger("polyrec.lanes")
+WORKER_BYTES = 2**27
+"""Lower bound of the memory that a worker process shares with no other: libraries take 170 to 190 MiB."""
 NO_TIERS: Mapping[str, PathRows] = {}
 
 
@@ -126,10 +129,15 @@ class ProcessLane:
             self._starting = None
         return child
 
+    def _start_again(self) -> Child:
+        # otherwise the kernel, which may have killed the worker for its memory, could now kill the server
+        require_memory(WORKER_BYTES, f"libraries of lane '{self.name}'")
+        return self._start()
+
     async def _restart(self) -> None:
         try:
             if self._child is None and not self._closed:
-                self._child = await asyncio.get_running_loop().run_in_executor(None, self._start)
+                self._child = await asyncio.get_running_loop().run_in_executor(None, self._start_again)
                 self.attach()
         except RuntimeUnavailable:
             # not an error if `close` killed the worker while it started

@@ -25,9 +25,9 @@ from polyrec.server.codecs.json_rows import JsonDecoder
 from polyrec.server.errors import RequestError
 from polyrec.server.live_quality.labels import NEVER, OPERATOR
 from polyrec.server.live_quality.report import (
+    CanaryReport,
     PathReport,
     Report,
-    TrialReport,
     ends,
 )
 from polyrec.server.live_quality.sample import LoggedRequest, LogSampler
@@ -55,7 +55,7 @@ class Judge:
         self._rest = rest
         bundles: dict[Path, Bundle] = {}
         self._models = [_open(path, bundles) for path in settings.paths]
-        self._trial = None if settings.trial is None else _open(settings.trial.path, bundles)
+        self._canary = None if settings.canary is None else _open(settings.canary.path, bundles)
         schema = self._models[0][0].schema
         self._decoder = JsonDecoder(schema, LIMITS)
         self._sampler = LogSampler(
@@ -86,19 +86,19 @@ class Judge:
         trusted = (*self._settings.trusted, OPERATOR)
         found = estimate(self._window, reference, trusted)
         report = self._report(found, now_s)
-        if self._settings.trial is not None:
-            report = report.model_copy(update={"trial": self._judged_trial(reference, trusted)})
+        if self._settings.canary is not None:
+            report = report.model_copy(update={"trial": self._judged_canary(reference, trusted)})
         self._rest(time.monotonic() - begun_s)
         return report
 
-    def _judged_trial(self, reference: int, trusted: Sequence[str]) -> TrialReport:
-        """Compares the version under trial with the reference path, on requests newer than its bundle."""
-        trial = self._settings.trial
-        assert trial is not None
-        counting = [r for r in self._window if r.at_s >= trial.since_s]
+    def _judged_canary(self, reference: int, trusted: Sequence[str]) -> CanaryReport:
+        """Compares the canary with the reference path, on requests newer than its bundle."""
+        canary = self._settings.canary
+        assert canary is not None
+        counting = [r for r in self._window if r.at_s >= canary.since_s]
         pairs = [replace(r, scores=r.scores[[reference, -1]]) for r in counting]
         found = estimate(pairs, 0, trusted)
-        about = TrialReport(version=trial.path.version, requests=0, positives=0)
+        about = CanaryReport(version=canary.path.version, requests=0, positives=0)
         if found is None:
             return about
         model = found.models[1]
@@ -123,12 +123,12 @@ class Judge:
                 if request.ranking
                 else self._decoder.predict(request.body)
             )
-            models = [*self._models, *([] if self._trial is None else [self._trial])]
+            models = [*self._models, *([] if self._canary is None else [self._canary])]
             batches = {id(encoder): rows.encode(encoder) for encoder, _ in models}
             scores = [model.predict(batches[id(encoder)]).copy() for encoder, model in models]
-            scores, trial = scores[: len(self._models)], scores[len(self._models) :]
+            scores, canary = scores[: len(self._models)], scores[len(self._models) :]
             # a damaged file may have another number of scores than rows
-            every = np.stack([*scores, request.served, *trial])
+            every = np.stack([*scores, request.served, *canary])
         except (RequestError, PolyrecError, ValueError):
             self._invalid += 1
             return None

@@ -15,7 +15,7 @@ from polyrec.planner.live_quality import Range, following_values, reference_path
 from polyrec.server.app.serving import OpenPath, Serving
 from polyrec.server.clock import clock
 from polyrec.server.live_quality.report import Ends, Report, read_report, report_file
-from polyrec.server.live_quality.settings import JudgedPath, JudgedTrial, JudgeSettings, LiveQualitySettings
+from polyrec.server.live_quality.settings import JudgedCanary, JudgedPath, JudgeSettings, LiveQualitySettings
 from polyrec.server.metrics.metrics import Metrics
 from polyrec.server.prediction_log.settings import PredictionLogSettings
 from polyrec.server.record_pipe import RecordPipe, framed
@@ -64,7 +64,7 @@ class LiveQuality:
         self._serving: Serving | None = None
         self._judged: JudgeSettings | None = None
         self._file = self._file_before = Path()
-        self._trial: JudgedTrial | None = None
+        self._canary: JudgedCanary | None = None
         self._values: dict[str, float] = {}
         self.report: Report | None = None
         """The last report on the served paths, unless it is stale; None before the first one."""
@@ -74,7 +74,7 @@ class LiveQuality:
     def adopt(self, serving: Serving) -> None:
         """Judges a new generation from now on; logs an error if it cannot be judged."""
         self._serving, self._judged, self.report = serving, None, None
-        self._trial = None
+        self._canary = None
         self._metrics.live.clear()
         self._values = _path_values(serving)
         try:
@@ -90,26 +90,26 @@ class LiveQuality:
             self._start()
 
     def try_version(self, canary: Serving | None) -> None:
-        """Judges a version under trial beside the served paths until the next call; None ends the trial.
+        """Judges a canary beside the served paths until the next call; None stops it.
 
         Its most valuable path is scored, on requests answered after its bundle was made.
         """
         if self._judged is None or self._serving is None:
             return
-        self._trial = None
+        self._canary = None
         if canary is not None and not canary.plan.in_tiers:
             values = _path_values(canary)
             best = reference_path(values)
             path = next(path for path in canary.paths if path.name == best)
-            self._trial = JudgedTrial(path=_judged(path), since_s=_made_s(path))
+            self._canary = JudgedCanary(path=_judged(path), since_s=_made_s(path))
         self._judged = self.judged_of(self._serving)
-        # the report before says the same of the paths, until there is one with the version under trial
+        # the report before says the same of the paths, until there is one with the canary
         self._file_before, self._file = self._file, report_file(self._folder, self._judged.digest)
         if self.pipe is not None and self.pipe.alive:
             self._send_settings()
 
-    def trial(self, version: str) -> Ends | None:
-        """Returns the information gain of a version under trial minus that of the best served path.
+    def canary(self, version: str) -> Ends | None:
+        """Returns the information gain of a canary minus that of the best served path.
 
         Includes the interval that holds whichever single client's labels are left out. None if unknown.
         """
@@ -134,7 +134,7 @@ class LiveQuality:
             every_s=self._settings.every_s,
             settle_s=self._settle_s,
             trusted=self._settings.trusted,
-            trial=self._trial,
+            canary=self._canary,
         )
 
     async def watch(self) -> None:

@@ -34,8 +34,8 @@ class PathReport(Strict):
     confirmed: Ends | None
 
 
-class TrialReport(Strict):
-    """A version under trial, on the requests that count for it.
+class CanaryReport(Strict):
+    """A canary, on the requests that count for it.
 
     requests, positives: numbers of these. difference, confirmed: as in `PathReport`.
     """
@@ -57,7 +57,7 @@ class Report(Strict):
     `difference` compares with. late_positives: share of the positives that came in the last tenth of the
     window. disputed: requests omitted because several clients labeled them or another request has their id.
     invalid: requests omitted because they could not be parsed again. differing: requests that the answering
-    path now scores differently. trial: a rollout's version under trial. error: why there are no figures.
+    path now scores differently. trial: a rollout's canary. error: why there are no figures.
     """
 
     at_s: float
@@ -76,7 +76,7 @@ class Report(Strict):
     reference: str = ""
     paths: dict[str, PathReport] = Field(default_factory=dict)
     served: PathReport | None = None
-    trial: TrialReport | None = None
+    trial: CanaryReport | None = None
     error: str | None = None
 
 

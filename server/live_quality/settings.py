@@ -50,8 +50,8 @@ class JudgedPath(Strict):
     width: int | None
 
 
-class JudgedTrial(Strict):
-    """A version under trial (server/rollout/).
+class JudgedCanary(Strict):
+    """The canary of a rollout (server/rollout/).
 
     since_s: Unix time from which requests count, which is when its bundle was made, as it may have been
     trained on earlier ones.
@@ -65,7 +65,7 @@ class JudgeSettings(Strict):
     """Settings of the judge, sent as JSON.
 
     folder: folder of the prediction log. reference: path that differences refer to. settle_s: time until
-    answers are in the log's files. trial: version scored in addition to the paths.
+    answers are in the log's files. canary: scored in addition to the paths.
     """
 
     folder: Path
@@ -75,7 +75,7 @@ class JudgeSettings(Strict):
     every_s: float
     settle_s: float
     trusted: tuple[str, ...]
-    trial: JudgedTrial | None = None
+    canary: JudgedCanary | None = None
 
     @property
     def digest(self) -> str:

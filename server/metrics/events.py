@@ -107,16 +107,16 @@ class Overload:
 
     def record(self, now_s: float, counted: float, rejected: float) -> None:
         """Records cumulative counts. counted: requests that the SLO counts; rejected: with 429 or 504."""
-        requests, refused = counted - self._counted, rejected - self._rejected
+        requests, new_rejected = counted - self._counted, rejected - self._rejected
         self._counted, self._rejected = counted, rejected
-        bad = refused > OVERLOADED_SHARE * requests and refused >= MIN_REJECTED
+        bad = new_rejected > OVERLOADED_SHARE * requests and new_rejected >= MIN_REJECTED
         change = self._episode.record(bad, calm=not bad)
         if bad:
             self._bad_s = now_s
         if change == "began":
             # after the last sample; an idle server takes none, so that may be long ago
             self._began_s = max(self._noted_s, now_s - EVERY_S)
-            share = f"{refused / requests:.0%} of requests rejected or expired"
+            share = f"{new_rejected / requests:.0%} of requests rejected or expired"
             self._report(now_s, "overload_began", f"overload began: {share}")
         elif change == "ended":
             # not until now, for the same reason

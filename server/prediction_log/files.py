@@ -8,7 +8,6 @@ If the disk is full or read-only, or a value does not fit its column, only the r
 from __future__ import annotations
 
 import logging
-import os
 import secrets
 import shutil
 import time
@@ -25,7 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from polyrec.models.data.prediction_log import FEEDBACK, HOUR, LABEL_COLUMNS, REQUESTS
-from polyrec.models.files import sync
+from polyrec.models.files import atomic_path
 
 log = logging.getLogger("polyrec.prediction_log")
 
@@ -109,13 +108,9 @@ class PartFiles:
         if not table.num_rows:
             return
         folder.mkdir(parents=True, exist_ok=True)
-        partial = folder / f".{name}.partial"
-        try:
+        # a part of a file, or an empty one, would end every reading of the log
+        with atomic_path(folder / name) as partial:
             pq.write_table(table.combine_chunks(), partial, compression="zstd")
-            sync(partial)  # a loss of power could leave an empty file, which ends every reading of the log
-            os.replace(partial, folder / name)
-        finally:
-            partial.unlink(missing_ok=True)
 
     def _warn(self, error: Exception) -> None:
         now_s = time.monotonic()

@@ -190,7 +190,7 @@ class RolloutControl:
         min_s = min_budget_s(compared.stable, rollout.bounds, self._engine.default_budget_s)
         traffic.stable.min_budget_s = traffic.canary.min_budget_s = min_s
         live = self._engine.live_quality
-        labeled = None if live is None else live.trial(traffic.canary.serving.version)
+        labeled = None if live is None else live.canary(traffic.canary.serving.version)
         age_s, share = now_s - rollout.began_s, traffic.split.share
         decision = decide(compared, deaths, age_s, rollout.bounds, labeled, share)
         decision = rollout.patience.judge(decision, now_s, rollout.bounds)
@@ -218,7 +218,7 @@ class RolloutControl:
             serving.close()
             its = f"schema '{schema.name}'" if schema.name != served.name else "another schema of that name"
             raise Invalid(
-                f"model '{self._engine.name}' has schema '{served.name}', the version under trial {its}: "
+                f"model '{self._engine.name}' has schema '{served.name}', the canary {its}: "
                 "requests fit only one of them; name another model, or use reload"
             )
         return plan, serving

@@ -44,7 +44,7 @@ def rollout_routes(admin: Admin, control: RolloutControl) -> list[Endpoint]:
     return [
         call("start", "Try another version on a share of the requests", StartRequest, control.start),
         call("share", "Change the share", ShareRequest, control.share),
-        call("promote", "Serve the version under trial to all", EndRequest, control.promote, False),
+        call("promote", "Serve the canary to all", EndRequest, control.promote, False),
         call("rollback", "End the rollout", EndRequest, control.rollback, False),
         Endpoint(
             "/v1/admin/rollout",

@@ -157,7 +157,7 @@ class ArmGroup:
         waited_s = max(_waited_since(since, self.arm.waited()), default=0.0)
         self._unanswered(budget_s, is_excused=budget_s - waited_s < self.arm.min_budget_s)
 
-    def refused(self, budget_s: float) -> None:
+    def rejected(self, budget_s: float) -> None:
         """Records a request that the canary rejected and the stable version answered.
 
         A lane that waits for a CPU is overdue and its queue grows. So the rejection does not count if a lane

@@ -27,13 +27,14 @@ from numpy.typing import NDArray
 from polyrec.models.schema.batch import I64
 from polyrec.models.tiers.disk.page_file import open_direct, pages_of
 from polyrec.models.tiers.disk.pinned_rows import PinnedRows
-from polyrec.models.tiers.disk.reads import ReaderKind, open_reader
+from polyrec.models.tiers.disk.reads import open_reader
 from polyrec.models.tiers.disk.row_cache import RowCache
 from polyrec.models.tiers.disk.row_index import NOWHERE
 from polyrec.models.tiers.disk.row_writer import RowWriter
 from polyrec.models.tiers.disk.staging import StagedPages
 from polyrec.models.tiers.disk.waiting_rows import WaitingRows
 from polyrec.models.tiers.slab import Bytes, Slab
+from polyrec.models.tiers.tier_settings import ReaderKind
 
 log = logging.getLogger("polyrec.tiers")
 

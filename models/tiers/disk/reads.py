@@ -10,18 +10,17 @@ import errno
 import os
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Literal, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from polyrec.models.schema.batch import I64
 from polyrec.models.tiers.disk.io_uring import Ring
 from polyrec.models.tiers.slab import Bytes
+from polyrec.models.tiers.tier_settings import ReaderKind
 
 THREADS = 16
 """Maximum concurrent reads: more do not increase the throughput of a local disk."""
-
-ReaderKind = Literal["io_uring", "threads"]
 
 
 class PageReader(Protocol):

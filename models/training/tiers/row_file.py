@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from polyrec.models.schema.batch import F32, I64
 from polyrec.models.tiers.disk.page_file import open_direct
-from polyrec.models.tiers.disk.reads import ReaderKind, open_reader, open_writer
-from polyrec.models.tiers.tier_settings import PAGE_BYTES
+from polyrec.models.tiers.disk.reads import open_reader, open_writer
+from polyrec.models.tiers.tier_settings import PAGE_BYTES, ReaderKind
 
 EXTENT_PAGES = 16
 DENSE = 3

@@ -115,9 +115,9 @@ def _add_machine(parser: argparse.ArgumentParser) -> None:
         help="maximum p99 of the driver's own lag for reliable figures (default 2)",
     )
     machine.add_argument(
-        "--ahead",
+        "--first",
         action="store_true",
-        help="run server and driver at the highest priority (nice); needs root",
+        help="run server and driver before all others: nice -20 (needs root)",
     )
 
 
@@ -158,7 +158,7 @@ def run(args: argparse.Namespace) -> int:
 
     from polyrec.loadtest.machine import raised_priority
 
-    with raised_priority() if args.ahead else nullcontext():
+    with raised_priority() if args.first else nullcontext():
         return _run(args)
 
 

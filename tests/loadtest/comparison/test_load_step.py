@@ -10,14 +10,14 @@ QUALITY = {"good@cpu": 0.9, "fast@cpu": 0.8}
 UP, DOWN, END = 6.0, 16.0, 26.0
 
 
-def stepped(fast_from: float, fast_to: float, late: int = 0, refused: int = 0) -> object:
+def stepped(fast_from: float, fast_to: float, late: int = 0, rejected: int = 0) -> object:
     """100 requests a second, 500 within the step; the fast path answers in [fast_from, fast_to)."""
     due = np.concatenate([np.arange(0, UP, 0.01), np.arange(UP, DOWN, 0.002), np.arange(DOWN, END, 0.01)])
     path = ((due >= fast_from) & (due < fast_to)).astype(int)
     first = int(np.searchsorted(due, UP))
     latency, status = np.full(due.size, 0.005), np.full(due.size, 200)
     latency[first : first + late] = 0.02
-    status[first + late : first + late + refused] = 429
+    status[first + late : first + late + rejected] = 429
     return step_of(
         outcome_of(due, latency, status=status, path=path, seconds=END), QUALITY, UP, DOWN, 100.0, 5.0
     )
@@ -41,7 +41,7 @@ def test_quality_that_is_not_back_by_the_end_has_no_time() -> None:
 
 
 def test_rejected_requests_are_not_late_ones() -> None:
-    step = stepped(UP, DOWN, late=30, refused=60)
+    step = stepped(UP, DOWN, late=30, rejected=60)
     n = 500 + 2500  # five seconds on each side of the step
     assert step.up.ok == pytest.approx(1 - 90 / n, abs=1e-3)
     assert step.up.refused == pytest.approx(60 / n, abs=1e-3)

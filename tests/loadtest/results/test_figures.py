@@ -28,7 +28,7 @@ def test_goodput_and_correct_predictions_count_rows_in_budget_by_the_path_that_a
     assert (found.ok, found.late, found.refused) == (0.6, 0.2, 0.2)
     assert found.degraded == 0.4
     assert found.mix == {"fast@cpu": pytest.approx(0.6), "good@cpu": pytest.approx(0.4)}
-    # refused requests neither have a latency nor flatter it
+    # rejected requests neither have a latency nor flatter it
     assert found.max_ms == 20.0
 
 
@@ -36,10 +36,10 @@ def test_the_slo_needs_both_the_percentile_and_the_share() -> None:
     within = figures(outcome_of(np.arange(200) / 200, 0.005), QUALITY)
     assert within.meets_slo(0.01)
     assert not within.meets_slo(0.004)
-    refused = figures(outcome_of(np.arange(200) / 200, 0.005, status=[429] * 3 + [200] * 197), QUALITY)
-    assert refused.p99_ms == 5.0
-    assert not refused.meets_slo(0.01)
-    assert refused.meets_slo(0.01, share=0.98)
+    rejected = figures(outcome_of(np.arange(200) / 200, 0.005, status=[429] * 3 + [200] * 197), QUALITY)
+    assert rejected.p99_ms == 5.0
+    assert not rejected.meets_slo(0.01)
+    assert rejected.meets_slo(0.01, share=0.98)
 
 
 def test_a_path_of_unknown_quality_leaves_correct_predictions_undefined() -> None:
@@ -50,8 +50,8 @@ def test_a_path_of_unknown_quality_leaves_correct_predictions_undefined() -> Non
 
 def test_run_without_requests_or_answers_has_figures() -> None:
     assert figures(outcome_of([], seconds=1.0), QUALITY).ok == 0.0
-    refused = figures(outcome_of([0.1, 0.2], status=429), QUALITY)
-    assert (refused.p99_ms, refused.goodput, refused.refused) == (None, 0.0, 1.0)
+    rejected = figures(outcome_of([0.1, 0.2], status=429), QUALITY)
+    assert (rejected.p99_ms, rejected.goodput, rejected.refused) == (None, 0.0, 1.0)
 
 
 @given(

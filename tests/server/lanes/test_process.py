@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from polyrec.models import memory
 from polyrec.models.bundle.bundle import load_bundle
 from polyrec.models.errors import RuntimeUnavailable
 from polyrec.models.runtimes.runtime import Runtime
@@ -128,6 +129,26 @@ def test_a_worker_killed_while_idle_restarts_with_the_served_bundle(
         asyncio.run(kill())
     finally:
         lane.close()
+
+
+def test_a_worker_restarts_only_once_there_is_memory_for_it(
+    lane: Lane, deaths: Deaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "meminfo").write_text("MemAvailable: 100000 kB\nSwapFree: 0 kB\n")
+
+    async def kill() -> None:
+        lane.attach()
+        os.kill(pid_of(lane), signal.SIGKILL)
+        await asyncio.wait_for(deaths.heard.wait(), LIVENESS_S)
+        with monkeypatch.context() as short:
+            short.setattr(memory, "PROC", tmp_path)
+            with pytest.raises(RuntimeUnavailable, match=r"^not enough memory: libraries of lane 'cpu-1'"):
+                await lane.restart()
+        assert not lane.alive
+        await lane.restart()
+        assert lane.alive
+
+    asyncio.run(kill())
 
 
 def test_every_death_is_logged_whether_the_lane_was_busy_or_not(

@@ -18,10 +18,10 @@ from polyrec.planner.plan import Plan
 from polyrec.server.app.engine import Engine
 from polyrec.server.live_quality.live import STALE_S, LiveQuality, LiveQualityError
 from polyrec.server.live_quality.report import (
+    CanaryReport,
     Ends,
     PathReport,
     Report,
-    TrialReport,
     read_report,
     report_file,
     write_report,
@@ -191,15 +191,15 @@ def test_a_server_judges_a_canary_by_the_labels_of_requests_from_before_its_roll
     assert began.status_code == 200, began.text
     canary_version = began.json()["rollout"]["canary_version"]
 
-    def trials() -> list[TrialReport]:
+    def canaries() -> list[CanaryReport]:
         reports = map(read_report, (tmp_path / "log").glob(".live-quality-*.json"))
         return [report.trial for report in reports if report is not None and report.trial is not None]
 
-    wait(lambda: bool(trials()))
-    wait(lambda: trials()[0].requests == 10)
-    (trial,) = trials()
-    assert (trial.version, trial.positives) == (canary_version, 10)
-    assert trial.difference is not None
+    wait(lambda: bool(canaries()))
+    wait(lambda: canaries()[0].requests == 10)
+    (found,) = canaries()
+    assert (found.version, found.positives) == (canary_version, 10)
+    assert found.difference is not None
 
 
 @pytest.mark.long

@@ -1,4 +1,4 @@
-"""Servers with a version under trial: bundles made worse or slower on purpose, and their control."""
+"""Servers with a canary: bundles made worse or slower on purpose, and their control."""
 
 from __future__ import annotations
 

@@ -198,7 +198,7 @@ def test_another_schema_is_refused(trial: Trial, shop_dir: Path, tmp_path: Path,
     (tmp_path / "plan.json").write_bytes(orjson.dumps(document))
     answer = trial.call("start", plan=str(tmp_path / "plan.json"))
     assert answer.status_code == 422
-    assert "has schema 'trivago', the version under trial schema 'shop'" in answer.json()["error"]
+    assert "has schema 'trivago', the canary schema 'shop'" in answer.json()["error"]
 
 
 @pytest.mark.long

@@ -37,7 +37,7 @@ def test_the_stable_version_answers_requests_that_the_canary_rejects(
     assert rollout is not None
     for lane in range(len(rollout.canary.serving.lanes)):
         rollout.canary.serving.dispatcher.router.lane_down(lane)
-    # the first refusals may be excused: the canary's new processes waited for a processor
+    # the first rejections may be excused: the canary's new processes waited for a processor
     answers = trial.ask_until_ended(requests)
     assert {answer.status_code for answer in answers} == {200}
     ended = trial.ended()

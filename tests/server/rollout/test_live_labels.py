@@ -30,7 +30,7 @@ from tests.server.rollout.conftest import Trial
 LOOSE = {"max_psi": 1e6, "max_loss": 1e6}
 """Bounds that leave the labels to decide."""
 AHEAD_S = 300.0
-"""Requests are logged this far ahead: after the version under trial was made, however slow the machine."""
+"""Requests are logged this far ahead: after the canary was made, however slow the machine."""
 
 
 def version(bundle: Bundle, folder: Path, shuffled: bool, noise: float = 0.0) -> Path:
@@ -92,7 +92,7 @@ def labeled(
 def judged(trial: Trial, live: LiveQuality) -> None:
     """Judges once all labels are final, and has the server read the report."""
     settings = live.judged_of(trial.engine.serving)
-    assert settings.trial is not None
+    assert settings.canary is not None
     judge = Judge(settings.model_copy(update={"settle_s": 0.0}), lambda _: None)
     report = judge.round(time.time() + AHEAD_S + WINDOW_S).model_copy(update={"at_s": time.time()})
     write_report(live._file, report)
@@ -110,7 +110,7 @@ def test_a_canary_with_a_shuffled_item_table_is_rolled_back_by_labels(
     assert ended["outcome"] == "rolled_back"
     assert "labeled requests" in ended["reason"]
     assert ended["decision"]["figures"]["live_high"] < -0.01
-    assert live.judged_of(trial.engine.serving).trial is None
+    assert live.judged_of(trial.engine.serving).canary is None
 
 
 def test_a_canary_that_is_as_good_is_not(
@@ -120,7 +120,7 @@ def test_a_canary_that_is_as_good_is_not(
     good = plan_file(plan, version(bundle, tmp_path / "good", shuffled=False, noise=1e-3))
     trial.start(good, share=0.1, bounds=LOOSE)
     judged(trial, live)
-    found = live.trial(trial.status()["rollout"]["canary_version"])
+    found = live.canary(trial.status()["rollout"]["canary_version"])
     assert found is not None
     assert -0.01 < found[1] <= found[0] <= found[2] < 0.01
     assert trial.call("rollback").status_code == 200
@@ -134,9 +134,9 @@ def test_requests_from_before_a_version_was_made_do_not_count(
     bad = plan_file(plan, version(bundle, tmp_path / "late", shuffled=True))
     trial.start(bad, share=0.1, bounds=LOOSE)
     settings = live.judged_of(trial.engine.serving)
-    assert settings.trial is not None
-    later = settings.trial.model_copy(update={"since_s": time.time() + AHEAD_S})
-    judge = Judge(settings.model_copy(update={"settle_s": 0.0, "trial": later}), lambda _: None)
+    assert settings.canary is not None
+    later = settings.canary.model_copy(update={"since_s": time.time() + AHEAD_S})
+    judge = Judge(settings.model_copy(update={"settle_s": 0.0, "canary": later}), lambda _: None)
     report = judge.round(time.time() + AHEAD_S + WINDOW_S)
     assert report.requests > 30
     assert report.trial is not None

@@ -127,14 +127,14 @@ def test_cpu_waits_of_a_lane_do_not_count_against_the_version(
     assert (taken.late, taken.failed, taken.excused) == (1, 2, 1)
 
 
-def test_refusals_count_unless_lanes_waited_lately(engine: Engine) -> None:
+def test_rejections_count_unless_lanes_waited_lately(engine: Engine) -> None:
     samples = [WaitSample(0.0, (5.0, 0.0))]
     arm = Arm(engine.serving, True, 0.02, sample=lambda: samples[-1])
     group = arm.groups[0]
     for at_s, waited_s, failed in ((0.1, 5.0, 1), (0.2, 5.004, 1), (0.3, 5.006, 0), (0.5, 5.006, 1)):
         samples.append(WaitSample(at_s, (waited_s, 0.0)))
-        group.refused(0.01)  # a budget that is too small for any version
-        group.refused(0.1)
+        group.rejected(0.01)  # a budget that is too small for any version
+        group.rejected(0.1)
         taken = arm.take()[0]
         assert (taken.failed, taken.excused) == (failed, 1 - failed), at_s
 
@@ -144,9 +144,9 @@ def test_lanes_are_watched_while_other_requests_come(engine: Engine, ranked: Cal
     canary = Arm(engine.serving, True, 0.02, sample=lambda: samples[-1])
     traffic = RolloutTraffic(Arm(engine.serving, False, 0.02), canary, Split(0.0, "v2"), None, same_ids=True)
     for at_s in (0.5, 1.0, 1.5):
-        samples.append(WaitSample(at_s, (6.0,)))  # it waited once, more than a second before the refusal
+        samples.append(WaitSample(at_s, (6.0,)))  # it waited once, more than a second before the rejection
         assert traffic.choose(ranked("ann"), [], pinned=False, sender=b"") in traffic.stable.groups
-    canary.groups[0].refused(0.1)
+    canary.groups[0].rejected(0.1)
     taken = canary.take()[0]
     assert (taken.failed, taken.excused) == (1, 0)
 

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from polyrec.models.tiers.disk.reads import PageReader, ReaderKind, open_reader
+from polyrec.models.tiers.disk.reads import PageReader, open_reader
 from polyrec.models.tiers.slab import Bytes
+from polyrec.models.tiers.tier_settings import ReaderKind
 
 PAGE = 4096
 PAGES = 3000

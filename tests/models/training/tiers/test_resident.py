@@ -17,7 +17,7 @@ from polyrec.models.embeddings.lookups import FusedRows
 from polyrec.models.errors import DataError
 from polyrec.models.schema.batch import F32, I64
 from polyrec.models.schema.schema import load_schema
-from polyrec.models.tiers.disk.reads import ReaderKind
+from polyrec.models.tiers.tier_settings import ReaderKind
 from polyrec.models.training.optimizer import ColumnBlock, RowWiseAdagrad
 from polyrec.models.training.stream import ahead
 from polyrec.models.training.tiers.resident import PreparedRows, ResidentRows

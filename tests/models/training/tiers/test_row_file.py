@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from polyrec.models.schema.batch import F32, I64
-from polyrec.models.tiers.disk.reads import ReaderKind
+from polyrec.models.tiers.tier_settings import ReaderKind
 from polyrec.models.training.tiers.row_file import RowFile
 
 KINDS: tuple[ReaderKind | None, ...] = ("threads", None)

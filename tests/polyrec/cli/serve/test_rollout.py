@@ -150,7 +150,7 @@ def test_model_must_be_named_if_there_are_several(
         assert main(["rollout", "status", *at]) == 0
         assert capsys.readouterr().out == "model hotels: no rollout\n"
         assert main(["rollout", "start", str(shop_dir), "--model", "hotels", *at]) == 2
-        message = "model 'hotels' has schema 'trivago', the version under trial schema 'shop'"
+        message = "model 'hotels' has schema 'trivago', the canary schema 'shop'"
         assert message in capsys.readouterr().err
         assert main(["rollout", "start", str(shop_dir), "--model", "shop", *at]) == 0
         assert capsys.readouterr().out.startswith("model shop: running: version")
