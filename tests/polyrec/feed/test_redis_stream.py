@@ -222,6 +222,22 @@ def test_an_answer_that_stays_the_same_ends_the_feed(status: int, offense: str, 
             feed.run(once=True)
 
 
+def test_an_answer_that_passes_ends_no_feed(store: RedisServer, caplog: pytest.LogCaptureFixture) -> None:
+    """408: the feed or the network paused amid a body. Damaged gzip: a proxy that restarts."""
+    client = redis.Redis.from_url(store.url)
+    client.xadd("passes", {"json": document("a", 1.0)})
+    damaged = {"content-encoding": "gzip"}
+    passing = [httpx.Response(408), httpx.Response(502, headers=damaged, stream=httpx.ByteStream(b"no gzip"))]
+    with httpx.Client(
+        transport=httpx.MockTransport(lambda _: (passing or [httpx.Response(200)]).pop(0))
+    ) as http:
+        feed = Feed(RedisStream(client, "passes", "polyrec"), http, "http://server/")
+        feed.source.open()
+        feed.run(once=True)
+    assert (feed.sent, client.xpending("passes", "polyrec")["pending"]) == (1, 0)
+    assert caplog.text.count("did not take an update, trying again") == 2
+
+
 def test_an_entry_larger_than_a_call_is_rejected(
     store: RedisServer,
     server: ServerProcess,
