@@ -23,11 +23,19 @@ class Patience:
         self._began_s = began_s
         self._had_enough = False
 
-    def judge(self, decision: RolloutDecision, now_s: float, bounds: RolloutBounds) -> RolloutDecision:
+    def judge(
+        self, decision: RolloutDecision, now_s: float, bounds: RolloutBounds, share: float
+    ) -> RolloutDecision:
         """Returns the decision, or a rollback if there were too few comparisons for `judge_within_s`.
 
-        Before, the reason to continue tells how much of that time is left.
+        Before, the reason to continue tells how much of that time is left. While the canary gets no request
+        at all, the time does not pass: an operator holds the rollout.
+
+        share: of the requests, that the canary gets now.
         """
+        if not share and decision.figures.pairs is None:
+            self._began_s = now_s
+            return decision
         if decision.short is None:
             self._had_enough = True
         if decision.short is None or self._had_enough or decision.verdict != "continue":

@@ -31,6 +31,8 @@ log = logging.getLogger("polyrec.feed")
 
 FIRST_WAIT_S = 0.1
 LONGEST_WAIT_S = 5.0
+PASSING = (408, 429)
+"""Statuses below 500 that pass: an update that arrived too slowly, and too many."""
 KEY_BYTES = 16
 """Bytes of the digest in a call's key."""
 REPORT_S = 30.0
@@ -143,7 +145,7 @@ class Feed:
                 failed = f"{answer.status_code}: {_error_of(answer)}"
             except (httpx.InvalidURL, httpx.UnsupportedProtocol) as e:
                 raise FeedFailed(f"'{self.call_url}': {e}") from None
-            except httpx.TransportError as e:
+            except httpx.RequestError as e:  # also an answer that cannot be decoded
                 failed, status = str(e), 0
             else:
                 status = answer.status_code
@@ -157,7 +159,7 @@ class Feed:
                 return
             if status in (400, 413, 422):
                 raise Rejected(failed)
-            if 300 <= status < 500 and status != 429:
+            if 300 <= status < 500 and status not in PASSING:
                 raise FeedFailed(f"'{self.call_url}' answers {failed}")
             log.warning("the server did not take an update, trying again in %.1f s: %s", wait_s, failed)
             self.ending.wait(wait_s)

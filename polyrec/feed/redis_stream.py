@@ -55,11 +55,13 @@ class RedisStream:
                 retry=Retry(NoBackoff(), 0),
                 socket_timeout=ANSWER_S,
                 socket_connect_timeout=ANSWER_S,
-                **({} if password is None else {"password": password}),
             )
         except ValueError as e:
             # do not show an invalid port, which may be part of the password
             raise FeedFailed(f"'{public(url)}': {str(e).partition(' as ')[0]}") from None
+        if password is not None:
+            # not an argument of from_url, which prefers the URL's
+            store.connection_pool.connection_kwargs["password"] = password
         return RedisStream(store, name, group, url)
 
     def open(self) -> None:

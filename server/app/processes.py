@@ -3,7 +3,8 @@
 The supervising process binds the port, starts the children, forwards signals to them and restarts dead ones.
 It serves nothing itself. Each child is a complete server (server/app/run.py). It accepts from the shared
 port, and from a port of its own for requests that concern one process, such as metrics and administration
-(server/http/shared_port.py).
+(server/http/shared_port.py). There the supervisor also asks it regularly whether it answers: probes of the
+shared port are answered by the others.
 
 All children inherit one listening socket, so connections in its accept queue survive the death of a child;
 only the connections it had accepted are reset. A child begins to accept when it is ready. Embedding rows are
@@ -26,11 +27,13 @@ from typing import Any
 import orjson
 
 from polyrec.models.errors import PolyrecError
-from polyrec.server.app.listening import Ready, listen, reserve, url_of
+from polyrec.server.app.background import start_task
+from polyrec.server.app.listening import Ready, address_of, listen, reserve, url_of
 from polyrec.server.app.logs import log_to_stderr
 from polyrec.server.app.settings import PREFIX, Settings
 from polyrec.server.app.signals import ignores_sighup
 from polyrec.server.child import exit_description
+from polyrec.server.clock import clock
 from polyrec.server.grpc.opening import require_packages
 
 log = logging.getLogger("polyrec.server")
@@ -38,6 +41,13 @@ log = logging.getLogger("polyrec.server")
 ROOT = Path(__file__).parents[3]
 FIRST_DELAY_S, MAX_DELAY_S = 0.1, 10.0
 """Delay before a dead process is restarted, and its maximum; doubles with each death before ready."""
+WATCH_S = 2.0
+"""Time between two checks of a process."""
+SILENT_S = 5.0
+"""Time without an answer after which a process is reported. Budgets are far shorter."""
+END_S = 5.0
+"""Time, beyond that of the drain, in which a process that does not answer may end."""
+LIVEZ = b"GET /livez HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -112,6 +122,7 @@ class _Supervisor:
         """Runs one process and restarts it whenever it dies; returns its exit status after a stop signal."""
         delay_s = FIRST_DELAY_S
         while True:
+            watching: list[asyncio.Task[None]] = []
             try:
                 process, lifeline = await self._start(i)
             except (OSError, RuntimeError) as e:  # out of descriptors, processes or threads
@@ -125,11 +136,14 @@ class _Supervisor:
                     assert process.stdout is not None
                     while line := await process.stdout.readline():
                         self._note_ready(i, orjson.loads(line))
+                        watching.append(start_task(self._watch(i, process), "watching a server process"))
                         delay_s = FIRST_DELAY_S
                     status = await process.wait()
                     del self._processes[i]
                 finally:
                     os.close(lifeline)
+                    for task in watching:
+                        task.cancel()
                 if self._stopping:
                     return max(status, 0)
                 if not self._announced:
@@ -164,6 +178,37 @@ class _Supervisor:
             os.close(child_end)
         return process, own_end
 
+    async def _watch(self, i: int, process: asyncio.subprocess.Process) -> None:
+        """Logs when a process stops answering and when it answers again.
+
+        One that does not answer when the server ends, and so takes no notice of the signal, is killed after
+        the time of the drain.
+        """
+        own = self._own[i]
+        silent_since_s: float | None = None
+        while True:
+            await asyncio.sleep(WATCH_S)
+            if self._stopping:
+                break
+            asked_s = clock()
+            answers = await _answers(own)
+            if self._stopping:  # it may no longer accept connections
+                break
+            if answers and silent_since_s is not None:
+                silent_for_s, silent_since_s = clock() - silent_since_s, None
+                log.warning("server process %d answers again, after %.0f s", process.pid, silent_for_s)
+            elif not answers and silent_since_s is None:
+                silent_since_s = asked_s
+                log.error(
+                    "server process %d (%s) has not answered for %g s: its clients wait, and new gRPC ones "
+                    "still reach it. After `kill -9 %d` another one starts",
+                    *(process.pid, address_of(own), SILENT_S, process.pid),
+                )
+        if silent_since_s is not None:
+            await asyncio.sleep(self._settings.drain_grace_s + self._settings.drain_timeout_s + END_S)
+            log.error("server process %d did not answer and did not end; it is killed", process.pid)
+            process.kill()
+
     def _note_ready(self, i: int, ready: dict[str, Any]) -> None:
         """Announces the port once every process has been ready once."""
         self._ready[i] = ready
@@ -183,6 +228,26 @@ class _Supervisor:
                 grpc=first["grpc"],
             )
         )
+
+
+async def _answers(own: socket.socket) -> bool:
+    """Whether the process that accepts from a listening socket answers in SILENT_S.
+
+    A connection that it closes, as this is not TLS, is an answer too: its event loop runs.
+    """
+    loop = asyncio.get_running_loop()
+    try:
+        with socket.socket(own.family) as asking:
+            asking.setblocking(False)
+            async with asyncio.timeout(SILENT_S):
+                await loop.sock_connect(asking, own.getsockname())
+                await loop.sock_sendall(asking, LIVEZ)
+                await loop.sock_recv(asking, 1)
+    except TimeoutError:
+        return False
+    except OSError:  # a reset, or no descriptor left here
+        pass
+    return True
 
 
 def _environment(settings: Settings, grpc: socket.socket | None) -> dict[str, str]:

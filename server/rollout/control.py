@@ -94,6 +94,14 @@ class Rollout:
         self.patience = Patience(self.began_s)
 
 
+@dataclass(slots=True, eq=False)
+class _Opening:
+    """A version that is being opened for a rollout. called_off: why the rollout must not begin."""
+
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+    called_off: str | None = None
+
+
 class RolloutControl:
     """Runs the rollouts of one engine, one at a time. admin: provides the plan reader."""
 
@@ -101,6 +109,7 @@ class RolloutControl:
         self._engine = engine
         self._admin = admin
         self._rollout: Rollout | None = None
+        self._opening: _Opening | None = None
         self._watching: asyncio.Task[None] | None = None
         self._ended: deque[EndedRollout] = deque(maxlen=ENDED_KEPT)
 
@@ -113,7 +122,12 @@ class RolloutControl:
         value_of = None if by is None else value_reader(by, stable.bundle.manifest.schema_)
         read = self._admin.reader(arguments.plan)
         async with self._engine.changing():
-            plan, canary = await _open_in_thread(lambda: self._open(read))
+            opening = self._opening = _Opening()
+            try:
+                plan, canary = await _open_in_thread(lambda: self._open(read))
+            finally:
+                self._opening = None
+                opening.over.set()
             waits = LaneWaits(canary.lanes)
             shadow = None
             if arguments.shadow:
@@ -140,6 +154,9 @@ class RolloutControl:
             self._rollout, engine.rollout = rollout, traffic
             if engine.live_quality is not None:
                 engine.live_quality.try_version(canary)
+            if opening.called_off is not None:
+                self._end(rollout, "rolled_back", opening.called_off)
+                raise Conflict(f"the rollout was ended before it began: {opening.called_off}")
         what = "requests" if by is None else f"the values of {by}"
         self._announce(f"rollout began: version {canary.version} gets {arguments.share:g} of {what}")
         self._watching = asyncio.create_task(self._watch(rollout))
@@ -162,8 +179,15 @@ class RolloutControl:
         return self.status()
 
     async def rollback(self, arguments: EndRequest) -> RolloutStatus:
-        """Ends the rollout in favor of the stable version. Raises Conflict without a rollout."""
-        self._end(self._current(), "rolled_back", public(arguments.reason))
+        """Ends the rollout in favor of the stable version. Raises Conflict without a rollout.
+
+        While its version is being opened, waits for that, and no request gets to the version.
+        """
+        if self._opening is not None:
+            self._opening.called_off = public(arguments.reason)
+            await self._opening.over.wait()
+        else:
+            self._end(self._current(), "rolled_back", public(arguments.reason))
         return self.status()
 
     async def promote(self, arguments: EndRequest) -> RolloutStatus:
@@ -193,7 +217,7 @@ class RolloutControl:
         labeled = None if live is None else live.canary(traffic.canary.serving.version)
         age_s, share = now_s - rollout.began_s, traffic.split.share
         decision = decide(compared, deaths, age_s, rollout.bounds, labeled, share)
-        decision = rollout.patience.judge(decision, now_s, rollout.bounds)
+        decision = rollout.patience.judge(decision, now_s, rollout.bounds, share)
         metrics.compared(decision.figures, share)
         if decision.verdict != "continue" or not rollout.ticks % LOGGED_TICKS:
             log.warning("rollout: %s: %s", decision.verdict, decision.reason, extra=_figures(decision))
@@ -202,6 +226,10 @@ class RolloutControl:
         return decision
 
     def _current(self) -> Rollout:
+        if self._opening is not None:
+            raise Conflict(
+                "the rollout has not begun: its version is being opened; only rollback can end it now"
+            )
         if self._rollout is None:
             raise Conflict(NO_ROLLOUT.format(model=self._engine.name))
         return self._rollout

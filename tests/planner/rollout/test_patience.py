@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,15 +25,24 @@ def decision(pairs: int, verdict: Verdict = "continue") -> RolloutDecision:
 
 def test_a_canary_that_is_not_compared_is_rolled_back_in_the_end() -> None:
     patience = Patience(100.0)
-    early = patience.judge(decision(2), 101.0, BOUNDS)
+    early = patience.judge(decision(2), 101.0, BOUNDS, 0.05)
     assert early.verdict == "continue"
     assert early.reason == "a reason; rolled back in 599 s if there are not more by then"
-    late = patience.judge(decision(2), 700.0, BOUNDS)
+    late = patience.judge(decision(2), 700.0, BOUNDS, 0.05)
     assert late.verdict == "rollback"
     assert late.reason == (
         "not enough comparisons, not promoted: 2 of 200 requests answered by both versions "
         "in the last 300 s, and never more in 600 s"
     )
+
+
+def test_one_that_is_held_has_not_been_judged_and_waits_as_long_as_it_is_held() -> None:
+    patience = Patience(0.0)
+    unpaired = replace(decision(2), figures=replace(FIGURES, pairs=None))
+    held = replace(unpaired, short=None)
+    assert patience.judge(held, 10_000.0, BOUNDS, share=0.0) == held
+    assert patience.judge(unpaired, 10_599.0, BOUNDS, share=0.05).verdict == "continue"
+    assert patience.judge(unpaired, 10_600.0, BOUNDS, share=0.05).verdict == "rollback"
 
 
 @given(
@@ -51,7 +62,7 @@ def test_it_ends_if_and_only_if_there_were_never_enough(
     for gap_s, pairs, verdict in seen:
         now_s += gap_s
         had_enough |= pairs >= BOUNDS.min_requests
-        found = patience.judge(decision(pairs, verdict=verdict), now_s, BOUNDS)
+        found = patience.judge(decision(pairs, verdict=verdict), now_s, BOUNDS, 0.05)
         if verdict != "continue":
             assert found.verdict == verdict
         else:

@@ -34,6 +34,17 @@ def test_merged_entries_keep_their_order_and_their_options() -> None:
     assert one.values[:, 0].tolist() == [0, 1, 2, 3, 4]
 
 
+def test_joined_entries_that_address_rows_by_id_still_do() -> None:
+    run = [
+        Entry(Message(f"{i}-0", {}), {}, {"item": TableUpdate(np.array([i, 7]), np.full((2, WIDTH), i))})
+        for i in range(3)
+    ]
+    one = joined(run)["item"]
+    assert one.names is None
+    assert one.ids.tolist() == [0, 7, 1, 7, 2, 7]
+    assert one.values[:, 0].tolist() == [0, 0, 1, 1, 2, 2]
+
+
 @pytest.mark.parametrize(
     ("fields", "offense"),
     [
@@ -42,6 +53,7 @@ def test_merged_entries_keep_their_order_and_their_options() -> None:
         ({b"json": b"{}", b"safetensors": b"x"}, "one field `json` or `safetensors`"),
         ({b"json": b'{"file": "/etc/passwd"}'}, "an entry has `tables`"),
         ({b"json": b'{"tables": {}, "key": "k"}'}, "neither `file`, `key` nor `time`"),
+        ({b"json": b'{"tables": {}, "time": 1}'}, "neither `file`, `key` nor `time`"),
         ({b"safetensors": b"x"}, "is not safetensors"),
         ({b"json": b'{"tables": {"item": {"ids": [true], "rows": [[1.0]]}}}'}, "valid integer"),
         ({b"json": b'{"tables": {"item": {"ids": [1.0], "rows": [[1.0]]}}}'}, "valid integer"),

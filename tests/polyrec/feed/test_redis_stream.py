@@ -200,6 +200,18 @@ def test_entries_after_one_unsent_at_shutdown_are_not_sent(store: RedisServer) -
     assert (feed.sent, client.xpending("ends", "polyrec")["pending"]) == (0, 3)
 
 
+def test_the_password_beside_the_url_is_the_one_that_counts(store: RedisServer) -> None:
+    client = redis.Redis.from_url(store.url)
+    client.config_set("requirepass", "right")
+    try:
+        url = store.url.replace("redis://", "redis://:wrong@")
+        RedisStream.connect(url, "locked", "polyrec", "right").open()
+        with pytest.raises(FeedFailed, match="invalid username-password pair"):
+            RedisStream.connect(url, "locked", "polyrec").open()
+    finally:
+        client.config_set("requirepass", "")
+
+
 @pytest.mark.parametrize("options", ["", "?protocol=3&max_connections=2&health_check_interval=5"])
 def test_a_store_in_protected_mode_ends_the_feed_with_its_reason(options: str) -> None:
     store = ProtectedStore()
@@ -220,6 +232,54 @@ def test_an_answer_that_stays_the_same_ends_the_feed(status: int, offense: str, 
         feed.source.open()
         with pytest.raises(FeedFailed, match=offense):
             feed.run(once=True)
+
+
+def test_a_feed_of_which_nothing_came_for_a_while_goes_on(
+    store: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("polyrec.feed.redis_stream.BLOCK_S", 0.01)
+    client, sent = redis.Redis.from_url(store.url), threading.Event()
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        sent.set()
+        return httpx.Response(200)
+
+    def reads() -> int:
+        return int(client.info("commandstats").get("cmdstat_xreadgroup", {"calls": 0})["calls"])
+
+    with httpx.Client(transport=httpx.MockTransport(answer)) as http:
+        feed = Feed(RedisStream.connect(store.url, "quiet", "polyrec"), http, "http://server/")
+        feed.source.open()
+        before, running = reads(), threading.Thread(target=feed.run, args=(False,), daemon=True)
+        running.start()
+        while running.is_alive() and reads() < before + 4:
+            pass
+        client.xadd("quiet", {"json": document("a", 1.0)})
+        arrived = running.is_alive() and sent.wait(60)
+        feed.ending.set()
+        running.join()
+        feed.source.close()
+    assert arrived
+
+
+def test_an_answer_that_passes_ends_no_feed(store: RedisServer, caplog: pytest.LogCaptureFixture) -> None:
+    """408: the feed or the network paused amid a body. Damaged gzip: a proxy that restarts."""
+    client = redis.Redis.from_url(store.url)
+    client.xadd("passes", {"json": document("a", 1.0)})
+    damaged = {"content-encoding": "gzip"}
+    passing = [
+        httpx.Response(408),
+        httpx.Response(429),
+        httpx.Response(502, headers=damaged, stream=httpx.ByteStream(b"no gzip")),
+    ]
+    with httpx.Client(
+        transport=httpx.MockTransport(lambda _: (passing or [httpx.Response(200)]).pop(0))
+    ) as http:
+        feed = Feed(RedisStream(client, "passes", "polyrec"), http, "http://server/")
+        feed.source.open()
+        feed.run(once=True)
+    assert (feed.sent, client.xpending("passes", "polyrec")["pending"]) == (1, 0)
+    assert caplog.text.count("did not take an update, trying again") == 3
 
 
 def test_an_entry_larger_than_a_call_is_rejected(

@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 import pytest
 
-from polyrec.server.access.access import MAX_KNOWN_ADDRESSES, Access, Peer, TokenHolder, sender_of
+from polyrec.server.access.access import MAX_KNOWN_ADDRESSES, PREFIX, Access, Peer, TokenHolder, sender_of
 from polyrec.server.access.rates import GUESS_BURST
 from polyrec.server.access.tokens import Client, TokensError
 from polyrec.server.errors import Forbidden, RateLimited, Unauthorized
@@ -193,6 +193,15 @@ def test_the_admin_token_is_guarded_by_the_same_count(access: Access, clock: Clo
         with pytest.raises(RateLimited):
             call(bearer("one more guess"), HERE)
     assert access.authorized("admin", bearer(ADMIN_TOKEN), THERE).name == "POLYREC_ADMIN_TOKEN"
+
+
+def test_all_of_a_digest_is_compared_also_if_it_begins_as_that_of_a_client(tmp_path: Path) -> None:
+    digest = sha256(SHOP.encode()).hexdigest()
+    alike = {"name": "alike", "sha256": digest[: 2 * PREFIX] + "0" * (64 - 2 * PREFIX)}
+    file = write(tmp_path / "tokens.json", {"clients": [alike]})
+    access = Access(Metrics(), file)
+    with pytest.raises(Unauthorized, match="the token is not valid"):
+        access.client(bearer(SHOP), HERE)
 
 
 def test_a_holder_remembers_its_latest_addresses_only() -> None:

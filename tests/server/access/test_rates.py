@@ -46,8 +46,8 @@ def test_the_limiter_keeps_a_bounded_number_of_recent_addresses() -> None:
     for i in range(3 * MAX_ADDRESSES):
         guesses.wrong(f"10.{i >> 16}.{i >> 8 & 255}.{i & 255}", 0.0)
         guesses.wrong("192.0.2.1", 0.0)
+        assert i < GUESS_BURST or guesses.wait_s("192.0.2.1", 0.0) > 0, "it was forgotten"
     assert len(guesses) == MAX_ADDRESSES
-    assert guesses.wait_s("192.0.2.1", 0.0) > 0
 
 
 @pytest.mark.parametrize(

@@ -123,6 +123,27 @@ def test_all_end_with_a_signal_and_leave_the_port_free(server: ServerProcess) ->
         listen("127.0.0.1", urlsplit(url).port or 0).close()
 
 
+def test_a_process_that_hangs_is_in_the_log_and_does_not_outlive_the_others(
+    bundle_dir: Path, tmp_path: Path
+) -> None:
+    messages, settings = tmp_path / "messages", {"bundle": bundle_dir, "processes": 2, "drain_timeout_s": 0}
+    with messages.open("w") as stderr, start(settings, stderr) as server:
+        hanging, _ = children(server.process.pid)
+        os.kill(hanging, signal.SIGSTOP)
+        hangs = f"server process {hanging} ("
+        assert eventually(lambda: hangs in messages.read_text())
+        os.kill(hanging, signal.SIGCONT)
+        assert eventually(lambda: f"server process {hanging} answers again" in messages.read_text())
+        os.kill(hanging, signal.SIGSTOP)
+        assert eventually(lambda: messages.read_text().count(hangs) == 2)
+        server.process.terminate()
+        assert eventually(lambda: server.process.poll() is not None)
+    told = messages.read_text()
+    assert f"server process {hanging} did not answer and did not end; it is killed" in told
+    assert told.count("has not answered") == 2, "the other one is not reported"
+    assert not Path(f"/proc/{hanging}").exists()
+
+
 def test_a_killed_supervisor_takes_its_processes_along(bundle_dir: Path) -> None:
     with start({"bundle": bundle_dir, "processes": 2}) as server:
         pids = children(server.process.pid)

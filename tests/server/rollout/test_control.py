@@ -149,6 +149,24 @@ def test_reload_and_another_rollout_are_refused_meanwhile(trial: Trial, plan_of:
     assert trial.client.post("/v1/admin/reload", body, ALLOWED).status_code == 200
 
 
+def test_a_rollback_while_the_version_is_opened_ends_the_rollout_before_it_begins(
+    trial: Trial, plan_of: PlanOf, requests: list[Any]
+) -> None:
+    plan, headers = orjson.dumps({"plan": str(plan_of(1.0)), "share": 0.5}), {"headers": ALLOWED}
+    start = "POST", "/v1/admin/rollout/start", headers | {"content": plan}
+    share = "POST", "/v1/admin/rollout/share", headers | {"content": b'{"share": 0.1}'}
+    rollback = "POST", "/v1/admin/rollout/rollback", headers | {"content": b'{"reason": "wrong plan"}'}
+    started, early, ended = trial.client.together([start, share, rollback])
+    assert (started.status_code, early.status_code, ended.status_code) == (409, 409, 200)
+    assert "ended before it began: wrong plan" in started.json()["error"]
+    assert "is being opened" in early.json()["error"]
+    assert ended.json() == trial.status()
+    assert ended.json()["rollout"] is None
+    (outcome,) = ended.json()["ended"]
+    assert (outcome["outcome"], outcome["reason"]) == ("rolled_back", "wrong plan")
+    assert all("x-polyrec-arm" not in answer.headers for answer in trial.ask(requests[:20]))
+
+
 @pytest.mark.parametrize("page", ["promote", "rollback", "share"])
 def test_without_a_rollout_there_is_nothing_to_end(trial: Trial, page: str) -> None:
     answer = trial.call(page, **({"share": 0.1} if page == "share" else {}))

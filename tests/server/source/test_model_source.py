@@ -98,6 +98,23 @@ def test_the_requested_runtime_and_lane_are_used(
     assert client.post("/v1/predict", BODY).status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("given", "lanes"),
+    [
+        ({}, []),
+        ({"lanes": 2}, [("cpu.0", "process"), ("cpu.1", "process")]),
+        ({"lane": "inline"}, [("cpu.0", "inline")]),
+        ({"lanes": 2, "lane": "thread", "device": "cpu:1"}, [("cpu:1.0", "thread"), ("cpu:1.1", "thread")]),
+    ],
+)
+def test_several_lanes_are_processes_unless_another_kind_is_requested(
+    bundle_dir: Path, tmp_path: Path, given: dict[str, Any], lanes: list[tuple[str, str]]
+) -> None:
+    plan, _ = source(tmp_path, bundle=bundle_dir, runtime="torch", **given).read()
+    assert [(lane.name, str(lane.kind)) for lane in plan.lanes or ()] == lanes
+    assert {lane.device for lane in plan.lanes or ()} <= {plan.paths[0].name.partition("@")[2]}
+
+
 @pytest.mark.parametrize(("given", "name"), [({}, "table.w8@cpu"), ({"width": 4}, "table.w4@cpu")])
 def test_one_of_nested_widths_is_served(
     served: Callable[..., Client], nested: Bundle, given: dict[str, int], name: str
