@@ -15,7 +15,6 @@ from polyrec.planner.routing.lanes.lane import LaneState
 from polyrec.planner.routing.lanes.path import PathState
 from polyrec.planner.routing.observed_traffic import ObservedTraffic
 from polyrec.planner.routing.path_option import PathOption
-from polyrec.planner.routing.policies.loss_backoff import MAX_FILL_SHARE
 from polyrec.planner.routing.query import Query, Reason
 from polyrec.planner.routing.queue import LOWEST, Piece, Queue
 from polyrec.planner.routing.router_state import RouterState
@@ -137,7 +136,7 @@ def leaves_rest_feasible(free: FreeLane, option: PathOption, start: int, count: 
             size = max_merge_rows
     backlog_s = (busy_rows + ahead) / rate + service_times[size]
     budget_s = observed.budget_s
-    if backlog_s > fill_share * budget_s or backlog_s > budget_s - state.reserve_s:
+    if backlog_s > state.loss_backoff.expected_share * budget_s or backlog_s > budget_s - state.reserve_s:
         return False
     if start or count >= len(pieces):
         return True
@@ -239,4 +238,4 @@ def _suits_idle_server(state: RouterState, query: Query, lane: LaneState, path: 
     batch_s = latency.median[rows] * correction.median[path.index]
     backlog_s = batch_s * lane.rate * state.front_factor / state.total_rate
     backlog_s += state.service_time_s(int(observed.urgent_mean), 0)
-    return backlog_s <= MAX_FILL_SHARE * max(budget_s, observed.budget_s)
+    return backlog_s <= state.loss_backoff.rest_share * max(budget_s, observed.budget_s)

@@ -227,7 +227,7 @@ class RouterState:
         )
 
     def _update_rate(self) -> float:
-        """Returns the capacity of lanes and front in rows/s, and sets the reserve for bursts from it."""
+        """Returns the capacity of lanes and front in rows/s, and sets what is reserved by its utilization."""
         rate = sum(lane.rate for lane in self.usable)
         if not any(lane.inline for lane in self.usable):
             front_s = self.front.row_s + self.front.query_s / self.observed.mean_rows
@@ -235,6 +235,9 @@ class RouterState:
         utilization = LOAD_MARGIN * self.observed.high_rows_s / rate if rate else 1.0
         variance = self.observed.variance_s / (rate * rate) if rate else 0.0
         self.reserve_s = OVERFLOW_EXPONENT / 2 * variance / (1 - utilization) if utilization < 1 else INF
+        fastest = min((self.paths[lane.fastest].value for lane in self.usable if lane.order), default=0.0)
+        gain = 1 - fastest / self.best_value if self.best_value > 0 else 0.0
+        self.loss_backoff.set_load(utilization, gain)
         return rate
 
     def _update_prices(self) -> list[float]:

@@ -1,4 +1,4 @@
-"""Backs off from quality after losses, by limiting how far the backlog may fill the remaining time.
+"""Backs off from quality under load and after losses, by limiting how far the backlog may fill the time left.
 
 Latency models and rates do not know about CPU time lost to other processes or about the next burst; losses
 reveal both. A query that is rejected, expired or late costs as much as thousands of better answers gain. So
@@ -13,6 +13,10 @@ from __future__ import annotations
 
 MAX_FILL_SHARE = 0.6
 """Maximum share of the remaining time that the backlog may fill unless the fastest path is chosen."""
+BUSY = 0.5
+"""Utilization of the lanes on their fastest paths from which the expected backlog may fill no more either."""
+TAIL = 0.01
+"""Share of the batches that take longer than a predicted tail."""
 STEP = 0.25
 KEPT_PER_TICK = 0.95
 
@@ -22,14 +26,21 @@ class LossBackoff:
 
     level: from 0 (no recent losses) to 1.
     fill_share: the limit at that level; at 0 only the fastest path is used.
+    rest_share: the limit for a backlog of which most is expected to arrive, on an idle server without losses.
+        Such queries rarely arrive there, and if all the time is filled, one that does is late in TAIL of the
+        cases. So it is the higher, the more the best paths gain over the fastest.
+    expected_share: the same at the present utilization and level.
     usual_slack_s: time for which a query of usual size and budget can wait (admission/losses.py).
     """
 
-    __slots__ = ("_at_stake", "_has_loss", "_level", "_lost", "fill_share", "usual_slack_s")
+    __slots__ = (
+        "_at_stake", "_has_loss", "_level", "_lost", "_max_expected_share", "expected_share", "fill_share",
+        "rest_share", "usual_slack_s",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.usual_slack_s = 0.0
-        self.fill_share = MAX_FILL_SHARE
+        self.fill_share = self.expected_share = self.rest_share = self._max_expected_share = MAX_FILL_SHARE
         self._has_loss = False
         self._level = self._lost = self._at_stake = 0.0
 
@@ -38,6 +49,17 @@ class LossBackoff:
         if self._lost < self._level * self._at_stake:
             return self._lost / self._at_stake
         return self._level
+
+    def set_load(self, utilization: float, gain: float) -> None:
+        """Sets what `rest_share` and `expected_share` depend on.
+
+        utilization: of the lanes, if everything is executed on the fastest paths.
+        gain: share of the best paths' value that the fastest lack.
+        """
+        self.rest_share = MAX_FILL_SHARE + (1 - MAX_FILL_SHARE) * min(gain / TAIL, 1.0)
+        busy = min(utilization / BUSY, 1.0)
+        self._max_expected_share = self.rest_share - (self.rest_share - MAX_FILL_SHARE) * busy
+        self._update()
 
     def record_loss(self, information: float) -> None:
         """Records a query that was rejected for lack of time, expired or was answered late."""
@@ -66,4 +88,6 @@ class LossBackoff:
         self._update()
 
     def _update(self) -> None:
-        self.fill_share = MAX_FILL_SHARE * (1 - self.level)
+        kept = 1 - self.level
+        self.fill_share = MAX_FILL_SHARE * kept
+        self.expected_share = self._max_expected_share * kept

@@ -13,7 +13,6 @@ from polyrec.planner.routing import batching, feasibility
 from polyrec.planner.routing.admission import admission
 from polyrec.planner.routing.lanes.lane import LaneState
 from polyrec.planner.routing.latency.latency_table import in_batches
-from polyrec.planner.routing.policies.loss_backoff import MAX_FILL_SHARE
 from polyrec.planner.routing.policies.policy import BatchChoice
 from polyrec.planner.routing.query import Query, Reason
 from polyrec.planner.routing.queue import LOWEST, RESERVED_SHARE, Piece
@@ -253,7 +252,9 @@ def rest_is_feasible(
             later = 0
     ahead = waiting - later + coming
     backlog_s = (done + ahead) / rate + state.service_time_s(int(observed.urgent_mean), ahead)
-    if backlog_s > min(fill_share * observed.budget_s, observed.budget_s - state.reserve_s):
+    if backlog_s > min(
+        state.loss_backoff.expected_share * observed.budget_s, observed.budget_s - state.reserve_s
+    ):
         return False
     if start or count == len(pieces):
         return True
@@ -294,7 +295,8 @@ def reason(state: RouterState, p: int, query: Query) -> Reason:
         (lane, p) for lane in state.usable for p in lane.paths if state.paths[p].value >= state.best_value
     ]
     usual_s = state.service_time_s(int(state.observed.urgent_mean), 0)
-    kept_s = MAX_FILL_SHARE * max(query.deadline_s - query.arrival_s, state.observed.budget_s)
+    budgets = query.deadline_s - query.arrival_s, state.observed.budget_s
+    kept_s = state.loss_backoff.rest_share * max(budgets)
     for lane, p in best:
         latency = state.paths[p].latency
         is_fastest = p == lane.fastest

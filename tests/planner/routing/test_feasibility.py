@@ -17,7 +17,7 @@ from polyrec.planner.routing.feasibility import (
     usually_due_s,
 )
 from polyrec.planner.routing.lanes.lane import LaneState
-from polyrec.planner.routing.policies.loss_backoff import MAX_FILL_SHARE
+from polyrec.planner.routing.policies.loss_backoff import BUSY, MAX_FILL_SHARE
 from polyrec.planner.routing.query import NO_MISSES, Misses, Reason
 from tests.planner.routing import reference
 from tests.planner.routing.random_events import ROWS, SERVERS
@@ -88,7 +88,7 @@ def test_a_slow_best_path_gives_reason_load_or_deadline_but_not_failure():
 
 
 @pytest.mark.parametrize(
-    ("budget_s", "at_once", "reason"), [(0.0011, 1, Reason.DEADLINE), (0.002, 8, Reason.LOAD)]
+    ("budget_s", "at_once", "reason"), [(0.00095, 1, Reason.DEADLINE), (0.002, 8, Reason.LOAD)]
 )
 def test_reason_is_deadline_if_an_idle_server_could_not_choose_the_best_path_either(
     budget_s, at_once, reason
@@ -107,7 +107,7 @@ def test_reason_is_deadline_if_an_idle_server_could_not_choose_the_best_path_eit
 
 def test_reason_is_load_if_only_the_shorter_budgets_of_others_rule_out_the_best_path():
     driver = RouterDriver(router(lanes=cpu_lanes(1)))
-    driver.router.state.observed.budget_s = 0.001
+    driver.router.state.observed.budget_s = 0.0007
     query = driver.submit(23, 0.1)
     driver.turn()
     assert driver.router.state.path_specs[query.path].name == "table@cpu"
@@ -160,7 +160,9 @@ def test_one_delayed_batch_does_not_rule_out_the_best_path():
     assert set(paths[500:]) == {"hybrid@cpu"}
 
 
-def path_beside_others(rows_s: float, square: float, budget_s: float, reserve_s: float = 0.0) -> str:
+def path_beside_others(
+    rows_s: float, square: float, budget_s: float, reserve_s: float = 0.0, utilization: float = 0.0
+) -> str:
     """The path of a query that has time, where others of that budget arrive meanwhile."""
     driver = RouterDriver(router(lanes=cpu_lanes(1)))
     observed = driver.router.state.observed
@@ -168,6 +170,7 @@ def path_beside_others(rows_s: float, square: float, budget_s: float, reserve_s:
     observed.possible_s = rows_s / observed.urgent_mean
     observed.urgent_square, observed.budget_s = square, budget_s
     driver.router.state.reserve_s = reserve_s
+    driver.router.state.loss_backoff.set_load(utilization, 1.0)
     driver.submit(20, 1.0)
     dispatch = driver.router.next(0, 0.0)
     assert dispatch is not None
@@ -178,10 +181,13 @@ def test_the_best_path_leaves_time_for_what_usually_arrives_and_for_a_burst_of_i
     state = RouterDriver(router(lanes=cpu_lanes(1))).router.state
     best, usual_rows = state.paths[state.lanes[0].order[0]], int(state.observed.urgent_mean)
     own_rows = best.latency.median[20] * state.lanes[0].rate * state.front_factor
-    # the batch, then a usual query within 60% of its budget
-    enough_s = (own_rows / state.total_rate + state.service_times[usual_rows]) / MAX_FILL_SHARE
-    assert path_beside_others(0.0, 0.0, 1.05 * enough_s) == "hybrid@cpu"
-    assert path_beside_others(0.0, 0.0, 0.95 * enough_s) == "table@cpu"
+    # the batch, then a usual query: at rest within its budget, on busy lanes within 60% of it
+    needed_s = own_rows / state.total_rate + state.service_times[usual_rows]
+    assert path_beside_others(0.0, 0.0, 1.05 * needed_s) == "hybrid@cpu"
+    assert path_beside_others(0.0, 0.0, 0.95 * needed_s) == "table@cpu"
+    enough_s = needed_s / MAX_FILL_SHARE
+    assert path_beside_others(0.0, 0.0, 1.05 * enough_s, utilization=BUSY) == "hybrid@cpu"
+    assert path_beside_others(0.0, 0.0, 0.95 * enough_s, utilization=BUSY) == "table@cpu"
     # and within what random arrivals leave of it
     assert path_beside_others(0.0, 0.0, 2 * enough_s, 1.35 * enough_s) == "hybrid@cpu"
     assert path_beside_others(0.0, 0.0, 2 * enough_s, 1.45 * enough_s) == "table@cpu"

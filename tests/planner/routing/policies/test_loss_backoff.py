@@ -1,6 +1,8 @@
 """Loss backoff: losses lower the fill share at once, ticks without losses raise it slowly."""
 
-from polyrec.planner.routing.policies.loss_backoff import MAX_FILL_SHARE, LossBackoff
+import pytest
+
+from polyrec.planner.routing.policies.loss_backoff import BUSY, MAX_FILL_SHARE, TAIL, LossBackoff
 from tests.planner.routing.servers import CPU, RouterDriver, cpu_lanes, router
 
 
@@ -43,6 +45,25 @@ def test_it_recovers_within_seconds():
         levels.append(loss_backoff.level)
     assert levels == sorted(levels, reverse=True)
     assert levels[-1] < 0.1 * levels[0]
+
+
+def test_at_rest_an_expected_backlog_may_fill_all_of_the_time_if_quality_gains_more_than_a_tail_loses():
+    backoff = LossBackoff()
+
+    def share(utilization: float, gain: float) -> float:
+        backoff.set_load(utilization, gain)
+        assert backoff.fill_share == MAX_FILL_SHARE * (1 - backoff.level)
+        return backoff.expected_share
+
+    between = (1 + MAX_FILL_SHARE) / 2
+    assert [share(0.0, gain) for gain in (0.0, TAIL / 2, TAIL, 0.2)] == pytest.approx(
+        [MAX_FILL_SHARE, between, 1.0, 1.0]
+    )
+    assert [share(BUSY / 2, 0.2), share(BUSY, 0.2), share(1.5, 0.2)] == pytest.approx(
+        [between, MAX_FILL_SHARE, MAX_FILL_SHARE]
+    )
+    backoff.record_loss(1.0)
+    assert share(0.0, 0.2) == 1 - backoff.level < 1
 
 
 def chosen(with_losses: bool) -> str:
