@@ -129,9 +129,11 @@ def test_a_wait_ends_when_the_server_was_restarted(
 
 
 def roll_back(url: str) -> None:
-    """Calls until there is a rollout to end: opening a version takes long on a busy machine."""
-    while main(["rollout", "rollback", "--url", url]) != 0:
-        time.sleep(0.2)
+    """Waits until the rollout has begun, as one that ends before is an error of `start`; then ends it."""
+    with AdminCalls(url) as calls:
+        while calls.get("rollout")["rollout"] is None:
+            time.sleep(0.2)
+    assert main(["rollout", "rollback", "--url", url]) == 0
 
 
 def test_model_must_be_named_if_there_are_several(
