@@ -17,10 +17,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 
-import numpy as np
 import onnx
 import torch
-from onnx import helper
 from torch import nn
 
 from polyrec.models.dlrm.context_once import ContextOnce, first_layer
@@ -45,11 +43,11 @@ def plain_graph(
     g = _writer(net, precision, largest)
     dense = _dense_inputs(g, net, "rows")
     parts = _vector_inputs(g, net, "rows")
-    bottom = None if net.bottom is None else g.mlp(g.concat(dense), net.bottom)
+    bottom = None if net.bottom is None else _bottom(g, net, dense)
     if isinstance(net.interaction, Dot):
         return _finish(g, _dot(g, net, bottom, g.concat(parts)), net)
     if bottom is not None:
-        parts.insert(0, g.node("Unsqueeze", bottom, g.shape(1)))
+        parts.insert(0, _as_vector(g, bottom))
     x, count = g.concat(parts), sum(net.slots) + (bottom is not None)
     joined = g.node("Reshape", x, g.shape(-1, count * net.shape.width))
     if isinstance(net.interaction, Cross):
@@ -75,29 +73,25 @@ def ranking_graph(
     vectors = _vector_inputs(g, net, "contexts", "rows")
     if net.slots.candidate == 0 or net.slots.context == 0:
         raise ValueError("a ranking graph needs vectors of both roles")
-    x, y = vectors
-    after_first = ""
-    shared, own = net.slots  # number of vectors of a context, and of a row
-    if once.bottom_per_context:
-        x = g.concat((g.node("Unsqueeze", _bottom(g, net, dense), g.shape(1)), x))
-        shared += 1
-    if once.bottom_per_row:
-        after_first = y
-        y = g.concat((g.node("Unsqueeze", _bottom_of_rows(g, net, row), g.shape(1)), y))
-        own += 1
+    of_context, of_row = vectors
+    context = [_bottom(g, net, dense)] if once.bottom_per_context else []
+    candidate = [_bottom_of_rows(g, net, row)] if once.bottom_per_row else []
+    # outputs of the bottom MLP are the first vectors
+    before_context, before_row = ([_as_vector(g, bottom) for bottom in each] for each in (context, candidate))
+    x, y = g.concat((*before_context, of_context)), g.concat((*before_row, of_row))
+    # numbers of vectors of a context, and of a row
+    shared, own = net.slots.context + len(before_context), net.slots.candidate + len(before_row)
     width, row_weight = net.shape.width, once.get_buffer("row_weight")
     if isinstance(net.interaction, Dot):
-        context = [_first_vector(g, x)] if once.bottom_per_context else []
         context.append(g.products(x, x, shared * shared))
-        candidate = [_first_vector(g, y)] if once.bottom_per_row else []
         if row is None:
             # one product of [rows * own, D] instead of one per row
-            of_context = g.node("Transpose", g.node("Reshape", x, g.shape(shared, width)), perm=[1, 0])
-            candidate.append(g.node("Reshape", g.node("MatMul", y, of_context), g.shape(-1, own * shared)))
+            turned = g.node("Transpose", g.node("Reshape", x, g.shape(shared, width)), perm=[1, 0])
+            candidate.append(g.node("Reshape", g.node("MatMul", y, turned), g.shape(-1, own * shared)))
         else:
             candidate.append(g.products(y, g.node("Gather", x, row, axis=0), own * shared))
         itself = net.shape.itself
-        candidate += pair_products(g, y, own, itself, after_first)
+        candidate += pair_products(g, y, own, itself, after_first=of_row if before_row else "")
         c, r = g.concat(context), g.concat(candidate)
         inside = row_weight[:, row_weight.shape[1] - own * own :]
         before = row_weight[:, : row_weight.shape[1] - own * own]
@@ -113,23 +107,10 @@ def ranking_graph(
     hidden = g.product(r, row_weight, added=added, largest=largest_input)
     if isinstance(net.interaction, Cross):
         assert row is not None
-        vectors_of_rows = _vectors_of_rows(g, g.node("Gather", x, row, axis=0), y, own, once.bottom_per_row)
+        vectors_of_rows = g.concat((*before_row, g.node("Gather", x, row, axis=0), of_row))
         first = g.node("Reshape", vectors_of_rows, g.shape(-1, (shared + own) * width))
         hidden = g.linear(_cross(g, net.interaction, first, hidden), first_layer(net))
     return _finish(g, hidden, net)
-
-
-def _vectors_of_rows(g: GraphWriter, context: str, candidate: str, count: int, has_bottom: bool) -> str:
-    """Adds all vectors of each row, in the net's order, in which a row's bottom output comes first.
-
-    candidate: `count` vectors per row; with has_bottom the first is the bottom output.
-    """
-    if not has_bottom:
-        return g.concat([context, candidate])
-    bottom, rest = f"{candidate}_bottom", f"{candidate}_rest"
-    sizes = g.constant(np.array([1, count - 1], np.int64))
-    g.nodes.append(helper.make_node("Split", [candidate, sizes], [bottom, rest], axis=1))
-    return g.concat([bottom, context, rest])
 
 
 def _bottom_of_rows(g: GraphWriter, net: DenseNet, row: str | None) -> str:
@@ -166,9 +147,9 @@ def _bottom(g: GraphWriter, net: DenseNet, dense: list[str]) -> str:
     return g.mlp(g.concat(dense), net.bottom)
 
 
-def _first_vector(g: GraphWriter, x: str) -> str:
-    """Selects the bottom MLP's output [rows, D] of x [rows, F, D]."""
-    return g.node("Gather", x, g.constant(np.array(0, np.int64)), axis=1)
+def _as_vector(g: GraphWriter, bottom: str) -> str:
+    """Adds the output of the bottom MLP [rows, D] as one vector of each row [rows, 1, D]."""
+    return g.node("Unsqueeze", bottom, g.shape(1))
 
 
 def _cross(g: GraphWriter, cross: Cross, first: str, low: str) -> str:
@@ -203,7 +184,7 @@ def _dot(g: GraphWriter, net: DenseNet, bottom: str | None, vectors: str) -> str
         parts = pair_products(g, vectors, count, itself)
     else:
         count, ahead = sum(net.slots) + 1, net.shape.width
-        x = g.concat((g.node("Unsqueeze", bottom, g.shape(1)), vectors))
+        x = g.concat((_as_vector(g, bottom), vectors))
         parts = [bottom, *pair_products(g, x, count, itself, vectors)]
     square = weight.new_zeros((weight.shape[0], count * count))
     square[:, net.interaction.get_buffer("pairs")] = weight[:, ahead:]

@@ -14,7 +14,7 @@ from __future__ import annotations
 MAX_FILL_SHARE = 0.6
 """Maximum share of the remaining time that the backlog may fill unless the fastest path is chosen."""
 BUSY = 0.5
-"""Utilization of the lanes on their fastest paths from which the expected backlog may fill no more either."""
+"""Utilization of the lanes on their fastest paths from which an expected backlog is limited as any is."""
 TAIL = 0.01
 """Share of the batches that take longer than a predicted tail."""
 STEP = 0.25
