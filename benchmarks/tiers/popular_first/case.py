@@ -19,6 +19,7 @@ import numpy as np
 import uvloop
 from numpy.typing import NDArray
 
+from benchmarks.stalls import outside, watched
 from benchmarks.zipf import zipf
 from polyrec.models.allocator import retain_freed_memory
 from polyrec.models.bundle.bundle import load_bundle
@@ -90,13 +91,13 @@ async def closed_loop(dispatcher: Any, rows: list[Tensors], first: int, seconds:
 
 async def open_loop(
     dispatcher: Any, rows: list[Tensors], first: int, rate: float, seconds: float, budget_s: float, seed: int
-) -> tuple[list[tuple[int, float]], int, int]:
-    """Poisson arrivals; returns (query, seconds to its answer) of those answered, how many were not, and how
-    many answers lack rows of the store."""
+) -> tuple[list[tuple[int, float, float]], int, int]:
+    """Poisson arrivals; returns (query, time due, time of its answer) of those answered, how many were not,
+    and how many answers lack rows of the store."""
     random = np.random.default_rng(seed)
     gaps = random.exponential(1 / rate, int(rate * seconds))
     due = clock() + 0.01 + np.cumsum(gaps)
-    took: list[tuple[int, float]] = []
+    answers: list[tuple[int, float, float]] = []
     lost = degraded = 0
     finished = asyncio.Event()
     left = len(due)
@@ -105,7 +106,7 @@ async def open_loop(
         nonlocal lost, degraded, left
         try:
             degraded += pending.result().degraded
-            took.append((i, clock() - due_s))
+            answers.append((i, due_s, clock()))
         except Exception:
             lost += 1
         left -= 1
@@ -125,14 +126,15 @@ async def open_loop(
         pending.listen(lambda p, i=i, due_s=due_s: answered(i, due_s, p))
     if left:
         await finished.wait()
-    return took, lost, degraded
+    return answers, lost, degraded
 
 
-def quantiles_ms(took: list[float]) -> dict[str, float]:
-    if not took:
+def quantiles_ms(took: NDArray[np.float64]) -> dict[str, float]:
+    """Returns median, 99th percentile and number of latencies. took: seconds, float64 [queries]."""
+    if not took.size:
         return {"p50_ms": math.nan, "p99_ms": math.nan, "n": 0}
     p50, p99 = np.quantile(took, (0.5, 0.99)).tolist()
-    return {"p50_ms": 1e3 * p50, "p99_ms": 1e3 * p99, "n": len(took)}
+    return {"p50_ms": 1e3 * p50, "p99_ms": 1e3 * p99, "n": took.size}
 
 
 def tail_errors(batches: list[tuple[int, float, float]]) -> dict[str, float]:
@@ -170,18 +172,18 @@ async def run(
     recorder = Recorder(dispatcher.router)
     rate = case["rate_rows_s"] / case["rows"]
     cpu = time.process_time()
-    took, lost, degraded = await open_loop(
-        dispatcher,
-        rows,
-        QUERIES // 2,
-        rate,
-        case["open_s"],
-        case["budget_s"],
-        case["seed"],
-    )
-    found["cpu"] = (time.process_time() - cpu) / case["open_s"]
-    found["hot"] = quantiles_ms([s for i, s in took if hot[i]])
-    found["cold"] = quantiles_ms([s for i, s in took if not hot[i]])
+    open_s, budget_s, seed = case["open_s"], case["budget_s"], case["seed"]
+    with watched() as stalls:
+        answered, lost, degraded = await open_loop(
+            dispatcher, rows, QUERIES // 2, rate, open_s, budget_s, seed
+        )
+    found["cpu"] = (time.process_time() - cpu) / open_s
+    query, due_s, ended_s = (np.array(column) for column in zip(*answered, strict=True))
+    calm, took = outside(stalls, due_s, ended_s), ended_s - due_s
+    for kind, of in {"hot": hot[query], "cold": ~hot[query]}.items():
+        found[kind] = quantiles_ms(took[of])
+        found[f"calm {kind}"] = quantiles_ms(took[of & calm])
+    found["stalled"] = sum(end - start for start, end in stalls) / open_s
     found |= {"lost": lost, "degraded": degraded}
     found["tails"] = tail_errors(recorder.batches)
     if cold_rows is not None:
