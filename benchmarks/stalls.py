@@ -93,6 +93,11 @@ def pieces_until(closed: threading.Event) -> list[tuple[float, float]]:
     return pieces
 
 
+def _wait_for_end(closed: threading.Event) -> None:
+    sys.stdin.read()
+    closed.set()
+
+
 def main() -> None:
     parser = command_parser(__doc__)
     parser.add_argument("--seconds", type=float, default=10.0)
@@ -102,7 +107,7 @@ def main() -> None:
         with suppress(PermissionError):
             os.setpriority(os.PRIO_PROCESS, 0, -20)
         closed = threading.Event()
-        threading.Thread(target=lambda: (sys.stdin.read(), closed.set()), daemon=True).start()
+        threading.Thread(target=_wait_for_end, args=(closed,), daemon=True).start()
         print("watching", flush=True)
         print(json.dumps(pieces_until(closed)))
         return

@@ -50,7 +50,7 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True)
 class MissingRows:
-    """The lookups whose rows are in slow tiers.
+    """Those of some lookups whose rows are in slow tiers.
 
     filed: int64 [n], lookups of the disk tier that are not cached. pages: the page of each. waits: bool [n],
     whether a batch would wait for that page. remote: int64 [m], lookups of the remote store. remote_rows:
@@ -68,14 +68,12 @@ class MissingRows:
         """Whether a batch would not wait for anything."""
         return not self.remote.size and not self.waits.any()
 
-    def counts(self, owner: I64 | None, owners: int) -> tuple[I64, I64]:
+    def counts(self, owner: I64, owners: int) -> tuple[I64, I64]:
         """Returns the number of distinct pages to wait for and of distinct remote rows, int64 [owners] each.
 
-        owner: int64 [lookups], the owner of each lookup; None if there is only one.
+        owner: int64 [lookups], the owner of each lookup.
         """
         waits, pages, rows = self.waits, self.pages[self.waits], self.remote_rows
-        if owner is None:
-            return np.array([_unique(pages).size]), np.array([_unique(rows).size])
         return _distinct(owner[self.filed[waits]], pages, owners), _distinct(owner[self.remote], rows, owners)
 
     def distinct(self, owns: NDArray[np.bool_] | None) -> tuple[I64, I64]:
@@ -86,6 +84,11 @@ class MissingRows:
         if owns is not None:
             pages, remote = pages[owns[self.filed]], remote[owns[self.remote]]
         return _unique(pages), _unique(remote)
+
+    @property
+    def pages_to_wait_for(self) -> int:
+        """Number of distinct pages for which a batch would wait."""
+        return int(_unique(self.pages[self.waits]).size)
 
 
 NOTHING_MISSING = MissingRows(NONE, NONE, np.empty(0, bool), NONE, NONE)

@@ -16,6 +16,8 @@ from polyrec.models.schema.batch import I64, Batch
 from polyrec.models.tiers.layout import HOST, TierLayout
 from polyrec.models.tiers.tier_settings import TierSettings
 
+NONE: I64 = np.empty(0, np.int64)
+
 
 class Prefix:
     """Rows of host memory that can be released. Changed by one thread at a time, read by any.
@@ -83,11 +85,10 @@ class Prefix:
 
 
 class NearRows:
-    """Locates the rows of hot batches with one comparison and one addition per block.
+    """Locates the hottest rows of each table with one comparison and one addition per block of a batch.
 
-    Each table's hottest rows are contiguous in host memory. If all ranks of a single-valued feature are below
-    a limit, their addresses are the ranks plus a constant. Tests compare it with `RowLocations.locate`, which
-    locates any rows.
+    They are contiguous in host memory. If the rank of a single-valued feature is below a limit, its address
+    is the rank plus a constant. Tests compare it with `RowLocations.locate`, which locates any rows.
     fused: positions of the features' tables in the fused weight.
     """
 
@@ -102,13 +103,14 @@ class NearRows:
         ]
         self._ranges = [np.bincount(own, minlength=layout.tier.size) for own in self._range]
 
-    def holds(self, batch: Batch) -> bool:
-        """Returns whether host memory has all rows of a batch; False for batches with bags, which are not
-        checked.
+    def others(self, batch: Batch) -> I64 | None:
+        """Returns the lookups of a batch whose rows are elsewhere, int64 [n]; None for batches with bags.
+
+        Lookups are numbered as in `rows`. `RowLocations` may find some of them in memory too, as in a cache.
         """
         context, candidate = batch.context, batch.candidate
         if context.bag_values.size or candidate.bag_values.size:
-            return False
+            return None
         first, second = self._limits
         prefix = self._prefix
         if prefix is not None and prefix.released:
@@ -117,10 +119,13 @@ class NearRows:
                 np.minimum(limits, ends.take(ranges) - bases)
                 for limits, ranges, bases in zip(self._limits, self._range, self._bases, strict=True)
             )
-        return bool((candidate.ranks < second).all() and (context.ranks < first).all())
+        far = context.ranks >= first, candidate.ranks >= second
+        if not (far[1].any() or far[0].any()):
+            return NONE
+        return np.flatnonzero(np.concatenate((far[0].ravel(), far[1].ravel())))
 
     def addresses(self, batch: Batch, out: I64) -> None:
-        """Writes the host memory addresses of a batch's rows, int64 [lookups]; requires `holds`."""
+        """Writes the host memory addresses of a batch's rows, int64 [lookups]; those of `others` are wrong."""
         _add(batch, self._first, out)
 
     def rows(self, batch: Batch) -> I64:
@@ -130,7 +135,7 @@ class NearRows:
         return out
 
     def lookups(self, batch: Batch) -> I64:
-        """Returns the number of lookups of a batch in each range of the layout."""
+        """Returns the number of lookups in each range of the layout, of a batch without `others`."""
         first, second = self._ranges
         return batch.context.rows * first + batch.candidate.rows * second
 

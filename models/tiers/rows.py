@@ -89,8 +89,8 @@ class TieredRows:
         return self.row_format.decode(first_columns(out, self.row_format.precision, self.width))
 
     def gather_near(self, near: NearRows, batch: Batch, address: I64) -> F32 | None:
-        """Gathers the rows of a batch like `gather`; returns None unless all are in host memory without
-        updates.
+        """Gathers the rows of a batch like `gather`; returns None for batches that need more than memory and
+        fetched rows, or have updates.
 
         address: int64 [lookups], overwritten. Requires tiers without a device and without rows to release.
         """
@@ -99,8 +99,10 @@ class TieredRows:
             self._bytes = np.empty((next_power_of_two(count), self.row_format.bytes), np.uint8)
         out = self._bytes[:count]
         with self._batch_view() as view:
-            if not self.stack.gather_near(view, near, batch, address, out):
-                return None
+            lost = self.stack.gather_near(view, near, batch, address, out)
+        if lost is None:
+            return None
+        self._fallbacks += lost
         if self.row_format.precision == "fp32":
             return out.view(np.float32)[:, : self.width]
         rows = torch.from_numpy(out).view(self.row_format.unit)

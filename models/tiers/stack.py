@@ -107,14 +107,18 @@ class TierStack:
         with self._gathers.gathering():
             return self._gather(counters, view, rows, out, counted)
 
-    def gather_near(self, view: View, near: NearRows, batch: Batch, address: I64, out: Bytes) -> bool:
-        """Gathers a batch whose rows are all in host memory without updates; else returns False and does
-        nothing.
+    def gather_near(self, view: View, near: NearRows, batch: Batch, address: I64, out: Bytes) -> int | None:
+        """Gathers a batch whose rows are in host memory, or were fetched from the store for this view.
 
         address: int64 [lookups], overwritten. out: uint8 [lookups, bytes per row].
+        Returns the number of rows that the store did not return; None, with nothing done, for other batches
+        and for views with updates.
         """
-        if view.layers or not near.holds(batch):
-            return False
+        others = None if view.layers else near.others(batch)
+        if others is None:
+            return None
+        if others.size:
+            return self._gather_fetched(view, near, batch, others, address, out)
         with self._gathers.gathering():
             start = clock()
             near.addresses(batch, address)
@@ -126,7 +130,37 @@ class TierStack:
                 self._counters.batches += 1
                 self._counters.lookups += near.lookups(batch)
                 self._counters.seconds["host"] += clock() - start
-        return True
+        return 0
+
+    def _gather_fetched(
+        self, view: View, near: NearRows, batch: Batch, others: I64, address: I64, out: Bytes
+    ) -> int | None:
+        """Like `gather_near`, for a batch with `others`; without a disk they are all in the store."""
+        staged = view.staged
+        if staged is None or self.tiers.disk is not None:
+            return None
+        rows = near.rows(batch)
+        place = staged.places(rows.take(others))
+        if place is None:
+            return None
+        with self._gathers.gathering():
+            start = clock()
+            near.addresses(batch, address)
+            # `others` get some row, and then their own
+            self._host_rows.take(address, 0, out, "clip")
+            out[others] = staged.values.take(place, 0)
+            self.sample.note(view.order, rows)
+            lost = others[staged.lost.take(place)]
+            segments = self.tiers.layout.segments(rows)
+            with self._counting:
+                counters = self._counters
+                counters.batches += 1
+                counters.seconds["host"] += clock() - start
+                counters.lookup(segments)
+                if lost.size:
+                    counters.fallbacks += lost.size
+                    counters.miss(segments.take(lost))
+        return lost.size
 
     def pool(self, view: View, rows: I64, read: Read) -> int:
         """Locates rows like `gather`, for callers that read device and host memory themselves (fused.py).

@@ -21,11 +21,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from polyrec.models.bundle.bundle import Bundle
-from polyrec.models.embeddings.lookups import FusedRows, Lookups
+from polyrec.models.embeddings.lookups import FusedRows
 from polyrec.models.errors import FeatureError
 from polyrec.models.schema.batch import I64, Batch
 from polyrec.models.schema.encoder import Encoder
-from polyrec.models.tiers.ahead import RowsAhead
+from polyrec.models.tiers.ahead import NOTHING_MISSING, RowsAhead
 from polyrec.models.tiers.prefix import NearRows
 from polyrec.models.tiers.remote.fetched import FetchedRows
 from polyrec.models.tiers.stack import TierStack
@@ -155,27 +155,38 @@ class ColdRows:
             # retry one by one; the query that cannot be encoded fails later, in its dispatch
             return [one for q in queries for one in self.look_up(path, [q])] if len(queries) > 1 else []
         looked_up = LookedUpQueries(stack, view, encoder, ordered, batch)
-        if near.holds(batch):
-            self.figures.hot += len(ordered)
-            return [looked_up]
-        lookups = fused.lookups(batch)
-        missing = stack.ahead.missing(lookups.rows())
-        if missing.nothing:
-            self.figures.hot += len(ordered)
-            return [looked_up]
-        owner = owners(batch, lookups, ordered) if len(ordered) > 1 else None
-        pages, remote = missing.counts(owner, len(ordered))
-        misses = pages + remote
-        cold = np.flatnonzero(misses).tolist()
-        for i in cold:
-            looked_up.cold[ordered[i]] = Misses(int(pages[i]), int(remote[i]))
-        looked_up.pages, looked_up.remote = missing.distinct(None if owner is None else misses[owner] > 0)
-        figures = self.figures
-        figures.hot += len(ordered) - len(cold)
-        figures.cold += len(cold)
-        figures.pages += int(pages.sum())
-        figures.remote += int(remote.sum())
+        self._find_cold(looked_up, near, fused)
         return [looked_up]
+
+    def _find_cold(self, looked_up: LookedUpQueries, near: NearRows, fused: FusedRows) -> None:
+        """Finds the cold queries and what they miss."""
+        batch, queries, figures = looked_up.batch, looked_up.queries, self.figures
+        # only the rows that `near` does not find in memory are looked up, which are none of most batches
+        others = near.others(batch)
+        if others is None:
+            rows = fused.lookups(batch).rows()
+        else:
+            rows = near.rows(batch).take(others) if others.size else others
+        missing = looked_up.stack.ahead.missing(rows) if rows.size else NOTHING_MISSING
+        if missing.nothing:
+            figures.hot += len(queries)
+            return
+        if len(queries) == 1:
+            looked_up.pages, looked_up.remote = missing.distinct(None)
+            found = {queries[0]: Misses(missing.pages_to_wait_for, looked_up.remote.size)}
+        else:
+            owner = owners(batch, queries)
+            owner = owner if others is None else owner.take(others)
+            pages, remote = missing.counts(owner, len(queries))
+            is_cold = pages + remote > 0
+            counts = zip(queries, pages.tolist(), remote.tolist(), strict=True)
+            found = {query: Misses(pages, remote) for query, pages, remote in counts if pages or remote}
+            looked_up.pages, looked_up.remote = missing.distinct(is_cold[owner])
+        looked_up.cold = found
+        figures.hot += len(queries) - len(found)
+        figures.cold += len(found)
+        figures.pages += sum(misses.disk for misses in found.values())
+        figures.remote += sum(misses.remote for misses in found.values())
 
     def read(self, looked_up: LookedUpQueries, queries: Sequence[Query], done: OnRead) -> None:
         """Starts reading the missing rows of cold queries; calls `done` for each on the running loop."""
@@ -190,7 +201,7 @@ class ColdRows:
             self._fetcher.close()
 
 
-def owners(batch: Batch, lookups: Lookups, queries: Sequence[Query]) -> I64:
+def owners(batch: Batch, queries: Sequence[Query]) -> I64:
     """Returns the index of the query of each lookup: int64 [lookups], in the order of `Lookups.rows`.
 
     queries: the queries of the batch, in order.
@@ -200,11 +211,9 @@ def owners(batch: Batch, lookups: Lookups, queries: Sequence[Query]) -> I64:
     if batch.context_row is not None:
         of_context = np.zeros(batch.context.rows, np.int64)
         of_context[batch.context_row] = of_row
-    both = (of_context, lookups.context), (of_row, lookups.candidate)
-    parts = [np.repeat(of, block.singles.shape[1]) for of, block in both]
-    for of, block in both:
-        if block.bags is not None:
-            parts.append(np.repeat(np.repeat(of, block.bags.features), np.diff(block.bags.offsets)))
+    both = (of_context, batch.context), (of_row, batch.candidate)
+    parts = [np.repeat(of, block.ranks.shape[1]) for of, block in both]
+    parts += [np.repeat(np.repeat(of, block.bags), np.diff(block.bag_offsets)) for of, block in both]
     return np.concatenate(parts)
 
 
