@@ -135,6 +135,14 @@ class Batch:
             return self
         return Batch(self.context.take(self.context_row), self.candidate)
 
+    def take(self, rows: I64) -> Batch:
+        """Selects rows with their contexts, int64 [n], ascending."""
+        if self.context_row is None:
+            return Batch(self.context.take(rows), self.candidate.take(rows))
+        contexts, context_row = np.unique(self.context_row[rows], return_inverse=True)
+        plain = int(rows.searchsorted(self.plain_rows))
+        return Batch(self.context.take(contexts), self.candidate.take(rows), context_row, plain)
+
     @staticmethod
     def concat(batches: Sequence[Batch]) -> Batch:
         """Concatenates the rows of all batches, in order. Contexts stay shared, leading plain batches

@@ -125,7 +125,7 @@ class NearRows:
         return np.flatnonzero(np.concatenate((far[0].ravel(), far[1].ravel())))
 
     def addresses(self, batch: Batch, out: I64) -> None:
-        """Writes the host memory addresses of a batch's rows, int64 [lookups]; those of `others` are wrong."""
+        """Writes the host memory addresses of a batch's rows, int64 [lookups]; wrong ones for `others`."""
         _add(batch, self._first, out)
 
     def rows(self, batch: Batch) -> I64:

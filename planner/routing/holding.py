@@ -47,5 +47,10 @@ def queue_ready(state: RouterState, fifo: bool) -> bool:
     """Queues ready queries for one batch; returns whether there were any. Call it when nothing else waits."""
     released = state.queue.release_ready(state.max_merge_rows) if state.queue.ready else []
     for query in released:
-        state.queue.push(query, 0, query.rows, query.arrival_s if fifo else query.deadline_s)
+        queue_again(state, query, fifo)
     return bool(released)
+
+
+def queue_again(state: RouterState, query: Query, fifo: bool) -> None:
+    """Queues a query, of which no rows were dispatched, that was taken out of the queue."""
+    state.queue.push(query, 0, query.rows, query.arrival_s if fifo else query.deadline_s)

@@ -17,7 +17,7 @@ from polyrec.planner.routing.admission.reading_round import ReadingRound
 from polyrec.planner.routing.decision import decide, other_usable_lanes
 from polyrec.planner.routing.dispatching import complete, dispatch_batch, expire_executing
 from polyrec.planner.routing.explain import Explanation, RouterSnapshot, explain, snapshot
-from polyrec.planner.routing.holding import hold, mark_ready, queue_ready
+from polyrec.planner.routing.holding import hold, mark_ready, queue_again, queue_ready
 from polyrec.planner.routing.lanes.breaker import CLOSED, OPEN, BreakerState
 from polyrec.planner.routing.lanes.lane import LaneState
 from polyrec.planner.routing.latency.front_cost import LoopTime
@@ -126,6 +126,14 @@ class Router:
     def hold(self, query: Query, misses: Misses, now_s: float) -> Rejection | None:
         """Holds a submitted query, of which no rows were dispatched, while its missing rows are read."""
         return hold(self.state, query, misses, now_s)
+
+    def set_aside(self, query: Query) -> None:
+        """Takes a query, of which no rows were dispatched, out of the queue until `put_back`."""
+        self.state.queue.take(query)
+
+    def put_back(self, query: Query) -> None:
+        """Queues a query again that was set aside."""
+        queue_again(self.state, query, self.policy.fifo)
 
     def rows_read(self, query: Query, took_s: ReadSeconds) -> None:
         """Records that a query's missing rows have been read, which makes it ready."""

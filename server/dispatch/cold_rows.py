@@ -25,7 +25,7 @@ from polyrec.models.embeddings.lookups import FusedRows
 from polyrec.models.errors import FeatureError
 from polyrec.models.schema.batch import I64, Batch
 from polyrec.models.schema.encoder import Encoder
-from polyrec.models.tiers.ahead import NOTHING_MISSING, RowsAhead
+from polyrec.models.tiers.ahead import RowsAhead
 from polyrec.models.tiers.prefix import NearRows
 from polyrec.models.tiers.remote.fetched import FetchedRows
 from polyrec.models.tiers.stack import TierStack
@@ -41,11 +41,22 @@ from polyrec.server.lanes.tiered_runtime import BatchView
 log = logging.getLogger("polyrec.serving")
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class PathRows:
+    """The rows of a path: their tiers, their positions, and the hottest of them in memory."""
+
+    stack: TierStack
+    fused: FusedRows
+    near: NearRows
+
+
 @dataclass(slots=True, eq=False)
 class LookedUpQueries:
     """Queries whose rows were encoded and looked up together.
 
     queries: in the order of the batch.
+    others: the lookups whose rows are not among the hottest ones in memory, None if unknown (NearRows); if
+        there are any, `ColdRows.find_cold` finds what is missing.
     view: the view of the tiers in which rows were looked up.
     cold: cold queries, with the number of rows each is missing by tier.
     pages, remote: distinct disk pages and remote rows that the cold queries need.
@@ -53,11 +64,12 @@ class LookedUpQueries:
     view_users: queries without an outcome, which keep the view open.
     """
 
-    stack: TierStack
+    path: PathRows
     view: View
     encoder: Encoder
     queries: list[Query]
     batch: Batch
+    others: I64 | None
     cold: dict[Query, Misses] = field(default_factory=dict)
     pages: I64 = field(default_factory=lambda: np.empty(0, np.int64))
     remote: I64 = field(default_factory=lambda: np.empty(0, np.int64))
@@ -71,6 +83,16 @@ class LookedUpQueries:
             part.query is query and part.rows == query.rows
             for part, query in zip(parts, queries, strict=True)
         )
+
+    @property
+    def stack(self) -> TierStack:
+        """The tiers in which rows were looked up."""
+        return self.path.stack
+
+    @property
+    def hot(self) -> bool:
+        """Whether all rows are among the hottest ones in memory."""
+        return self.others is not None and not self.others.size
 
     def needs_no_store(self, query: Query, batch_view: BatchView) -> bool:
         """Whether a query has no rows in the remote store, in a batch that was encoded as here.
@@ -123,29 +145,30 @@ class ColdRows:
     """
 
     def __init__(self, paths: Mapping[int, tuple[TierStack, Bundle]]) -> None:
-        self._paths: dict[int, tuple[TierStack, FusedRows, NearRows]] = {}
+        self._paths: dict[int, PathRows] = {}
         for i, (stack, bundle) in paths.items():
             rows = fused_rows(bundle.stage())
             if rows is not None:
-                self._paths[i] = stack, rows, NearRows(stack.tiers.layout, stack.tiers.prefix, rows)
+                near = NearRows(stack.tiers.layout, stack.tiers.prefix, rows)
+                self._paths[i] = PathRows(stack, rows, near)
         self._first = next(iter(self._paths), -1)
         self.figures = ColdRowFigures()
         self._readers = ThreadPoolExecutor(1, "polyrec-cold-disk")
         # the fetcher starts a thread, which only remote stores need
-        remote = any(stack.tiers.remote is not None for stack, _, _ in self._paths.values())
+        remote = any(path.stack.tiers.remote is not None for path in self._paths.values())
         self._fetcher = Fetcher() if remote else None
 
     def look_up(self, path: int | None, queries: Sequence[Query]) -> list[LookedUpQueries]:
-        """Encodes queries and looks up their rows. Leaves out queries that cannot be encoded.
+        """Encodes queries and finds those with the hottest rows only; `find_cold` looks up the others' rows.
 
         path: index of the path that will probably answer, None if not known yet.
-        Returns an empty list if all rows of that path are in memory anyway.
+        Leaves out queries that cannot be encoded. Returns an empty list if all rows of that path are in
+        memory anyway.
         """
-        found = self._paths.get(self._first if path is None else path)
-        if found is None or not queries:
+        rows = self._paths.get(self._first if path is None else path)
+        if rows is None or not queries:
             return []
-        stack, fused, near = found
-        view = stack.views.newest
+        view = rows.stack.views.newest
         encoder = view.encoder
         assert encoder is not None
         ordered = sorted(queries, key=lambda query: not query.payload.rows.plain)
@@ -154,20 +177,16 @@ class ColdRows:
         except FeatureError:
             # retry one by one; the query that cannot be encoded fails later, in its dispatch
             return [one for q in queries for one in self.look_up(path, [q])] if len(queries) > 1 else []
-        looked_up = LookedUpQueries(stack, view, encoder, ordered, batch)
-        self._find_cold(looked_up, near, fused)
-        return [looked_up]
+        found = divided(LookedUpQueries(rows, view, encoder, ordered, batch, rows.near.others(batch)))
+        self.figures.hot += sum(len(looked_up.queries) for looked_up in found if looked_up.hot)
+        return found
 
-    def _find_cold(self, looked_up: LookedUpQueries, near: NearRows, fused: FusedRows) -> None:
-        """Finds the cold queries and what they miss."""
-        batch, queries, figures = looked_up.batch, looked_up.queries, self.figures
-        # only the rows that `near` does not find in memory are looked up, which are none of most batches
-        others = near.others(batch)
-        if others is None:
-            rows = fused.lookups(batch).rows()
-        else:
-            rows = near.rows(batch).take(others) if others.size else others
-        missing = looked_up.stack.ahead.missing(rows) if rows.size else NOTHING_MISSING
+    def find_cold(self, looked_up: LookedUpQueries) -> None:
+        """Finds the cold queries and what they miss, in all tiers."""
+        batch, queries, others, figures = looked_up.batch, looked_up.queries, looked_up.others, self.figures
+        fused, near = looked_up.path.fused, looked_up.path.near
+        rows = fused.lookups(batch).rows() if others is None else near.rows(batch).take(others)
+        missing = looked_up.stack.ahead.missing(rows)
         if missing.nothing:
             figures.hot += len(queries)
             return
@@ -199,6 +218,24 @@ class ColdRows:
         self._readers.shutdown()
         if self._fetcher is not None:
             self._fetcher.close()
+
+
+def divided(looked_up: LookedUpQueries) -> list[LookedUpQueries]:
+    """Divides queries into hot ones and those with `others`, for which the hot ones need not wait."""
+    batch, queries, others = looked_up.batch, looked_up.queries, looked_up.others
+    if others is None or not others.size or len(queries) == 1:
+        return [looked_up]
+    is_hot = np.ones(len(queries), bool)
+    is_hot[owners(batch, queries)[others]] = False
+    if not is_hot.any():
+        return [looked_up]
+    found = []
+    for part in (is_hot, ~is_hot):
+        own = [query for query, chosen in zip(queries, part.tolist(), strict=True) if chosen]
+        cut = batch.take(np.flatnonzero(np.repeat(part, [query.rows for query in queries])))
+        others = looked_up.path.near.others(cut)
+        found.append(LookedUpQueries(looked_up.path, looked_up.view, looked_up.encoder, own, cut, others))
+    return found
 
 
 def owners(batch: Batch, queries: Sequence[Query]) -> I64:

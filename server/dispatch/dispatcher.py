@@ -150,22 +150,48 @@ class Dispatcher:
         self._schedule_dispatch()
         return query
 
-    def _look_up_rows(self, cold_rows: ColdRows) -> None:
-        """Looks up the rows of newly arrived queries, and holds those with rows that are not in memory."""
+    def _look_up_rows(self, cold_rows: ColdRows) -> list[LookedUpQueries]:
+        """Looks up the rows of newly arrived queries, and holds those with rows that are not in memory.
+
+        If some are hot, returns the others, set aside until those were dispatched.
+        """
         arrived = [query for query in self._arrived if not query.settled]
         self._arrived.clear()
-        for looked_up in cold_rows.look_up(self._last_path, arrived):
+        found = cold_rows.look_up(self._last_path, arrived)
+        some_hot = any(looked_up.hot for looked_up in found)
+        aside = []
+        for looked_up in found:
             for query in looked_up.queries:
                 query.payload.looked_up = looked_up
-            held = []
-            for query, misses in looked_up.cold.items():
-                rejected = self.router.hold(query, misses, clock())
-                if rejected is None:
-                    held.append(query)
-                else:
-                    fail(query, rejection(rejected.reason, rejected.retry_header_s))
-            if held:
-                self._to_read.append((looked_up, held))
+                if some_hot and not looked_up.hot:
+                    self.router.set_aside(query)
+            if some_hot and not looked_up.hot:
+                aside.append(looked_up)
+            elif not looked_up.hot:
+                self._hold_cold(cold_rows, looked_up)
+        return aside
+
+    def _hold_cold(self, cold_rows: ColdRows, looked_up: LookedUpQueries) -> None:
+        """Holds those of the queries with rows that are not in memory."""
+        cold_rows.find_cold(looked_up)
+        held = []
+        for query, misses in looked_up.cold.items():
+            rejected = self.router.hold(query, misses, clock())
+            if rejected is None:
+                held.append(query)
+            else:
+                fail(query, rejection(rejected.reason, rejected.retry_header_s))
+        if held:
+            self._to_read.append((looked_up, held))
+
+    def _put_back(self, cold_rows: ColdRows, aside: Sequence[LookedUpQueries]) -> None:
+        """Queues queries that were set aside, and holds the cold ones."""
+        for looked_up in aside:
+            for query in looked_up.queries:
+                self.router.put_back(query)
+            self._hold_cold(cold_rows, looked_up)
+            if len(looked_up.cold) < len(looked_up.queries):
+                self._schedule_dispatch()
 
     def _read_rows(self, cold_rows: ColdRows) -> None:
         """Starts the reads for held queries; called after hot queries were handed to the lanes."""
@@ -245,10 +271,11 @@ class Dispatcher:
         if self._closed or outbox is None:
             return
         outbox.held = True
-        sharing = self.sharing
+        sharing, cold_rows = self.sharing, self.cold_rows
+        aside: list[LookedUpQueries] = []
         try:
-            if self._arrived and self.cold_rows is not None:
-                self._look_up_rows(self.cold_rows)
+            if self._arrived and cold_rows is not None:
+                aside = self._look_up_rows(cold_rows)
             expired = self.router.expire(clock())
             for lane in tuple(self.router.lane_order):
                 if self._executor.is_free(lane):
@@ -260,8 +287,9 @@ class Dispatcher:
             # now, since under overload the next iteration's reads take as long as a batch
             outbox.deliver()
             self._executor.end_executed()
-        if self._to_read and self.cold_rows is not None:
-            self._read_rows(self.cold_rows)
+        if cold_rows is not None:
+            self._put_back(cold_rows, aside)
+            self._read_rows(cold_rows)
         if sharing is not None:
             if sharing.yielded and self._scheduled is None:
                 self._scheduled = loop.call_soon(self._dispatch_all, loop)

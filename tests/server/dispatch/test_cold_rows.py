@@ -313,6 +313,7 @@ def test_a_hot_query_is_not_degraded_by_rows_that_a_cold_one_of_its_batch_lost(
             query.payload = QueryPayload(rows, Pending(Outbox(asyncio.get_running_loop())))
             parts.append(Part(query, 0, query.rows))
         (looked_up,) = cold_rows.look_up(None, [part.query for part in parts])
+        cold_rows.find_cold(looked_up)
         for part in parts:
             part.query.payload.looked_up = looked_up
         view = BatchView.enter(stack)
