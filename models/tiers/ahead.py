@@ -158,12 +158,13 @@ class RowsAhead:
         if self._tiers.disk is not None:
             self._tiers.disk.wait(tickets)
 
-    def send(self, view: View, rows: I64) -> Fetch | None:
+    def send(self, view: View, rows: I64, at_once: bool = False) -> Fetch | None:
         """Requests remote rows; returns the request for `receive`, or None if there is nothing to fetch.
 
         rows: int64 [n], distinct rows of the fused weight in the view's order. The caller must hold the view
         until the batch has entered its own, so that no later update leaves the newest view before the batch
         sees it.
+        at_once: returns None also if it might wait, as for a connection.
         Raises OSError if the tiers are closed.
         """
         tiers = self._tiers
@@ -174,10 +175,20 @@ class RowsAhead:
             segment = tiers.layout.segments(rows)
             tables = tiers.layout.table.take(segment)
             ids = view.remote_ids.take(tiers.layout.local(rows, segment))
-            return Fetch(number, view, rows, tiers.remote.send(tables, ids), clock())
+            batch = tiers.remote.send_at_once(tables, ids) if at_once else tiers.remote.send(tables, ids)
         except BaseException:
             self._gathers.end(number)
             raise
+        if batch is None:
+            self._gathers.end(number)
+            return None
+        return Fetch(number, view, rows, batch, clock())
+
+    def abandon(self, fetch: Fetch) -> None:
+        """Discards a request; call this instead of `receive`."""
+        assert self._tiers.remote is not None
+        self._tiers.remote.abandon(fetch.batch)
+        self._gathers.end(fetch.number)
 
     def receive(self, fetch: Fetch) -> FetchedRows:
         """Returns the fetched rows with the view's updates, for `View.staged` of a batch in the same row

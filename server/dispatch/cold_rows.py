@@ -154,9 +154,7 @@ class ColdRows:
         self._first = next(iter(self._paths), -1)
         self.figures = ColdRowFigures()
         self._readers = ThreadPoolExecutor(1, "polyrec-cold-disk")
-        # the fetcher starts a thread, which only remote stores need
-        remote = any(path.stack.tiers.remote is not None for path in self._paths.values())
-        self._fetcher = Fetcher() if remote else None
+        self._fetcher = Fetcher()
 
     def look_up(self, path: int | None, queries: Sequence[Query]) -> list[LookedUpQueries]:
         """Encodes queries and finds those with the hottest rows only; `find_cold` looks up the others' rows.
@@ -213,11 +211,13 @@ class ColdRows:
             self._readers, self._fetcher
         )
 
+    def give_up(self) -> None:
+        """Gives up all fetches; call it on their event loop, or after it has ended."""
+        self._fetcher.close()
+
     def close(self) -> None:
-        """Ends the threads after the reads in progress."""
+        """Ends the thread after the reads in progress."""
         self._readers.shutdown()
-        if self._fetcher is not None:
-            self._fetcher.close()
 
 
 def divided(looked_up: LookedUpQueries) -> list[LookedUpQueries]:
@@ -267,14 +267,13 @@ class ColdReads:
     took_s: list[float] = field(default_factory=lambda: [0.0, 0.0])
     left: int = 0
 
-    def begin(self, readers: ThreadPoolExecutor, fetcher: Fetcher | None) -> None:
+    def begin(self, readers: ThreadPoolExecutor, fetcher: Fetcher) -> None:
         looked_up = self.looked_up
         self.left = bool(looked_up.pages.size) + bool(looked_up.remote.size)
         if looked_up.pages.size:
             ahead = looked_up.stack.ahead
             readers.submit(self._wait, ahead, ahead.read(looked_up.pages).tickets)
         if looked_up.remote.size:
-            assert fetcher is not None
             looked_up.keep_view(self.queries)
             if looked_up.view.encoder is looked_up.encoder:
                 fetcher.fetch(looked_up.stack.ahead, looked_up.view, looked_up.remote, self._fetched)
@@ -287,16 +286,13 @@ class ColdReads:
             ahead.wait(tickets)
         except Exception:
             log.exception("reading ahead failed")
-        self._report(0)
+        with suppress(RuntimeError):  # the loop was closed meanwhile
+            self.loop.call_soon_threadsafe(self._read, 0)
 
     def _fetched(self, layer: FetchedRows | None) -> None:
-        """Stores the remote rows; called in the fetcher's thread."""
+        """Stores the remote rows."""
         self.looked_up.fetched = layer
-        self._report(1)
-
-    def _report(self, tier: int) -> None:
-        with suppress(RuntimeError):  # the loop was closed meanwhile
-            self.loop.call_soon_threadsafe(self._read, tier)
+        self._read(1)
 
     def _read(self, tier: int) -> None:
         waited_s = self.took_s[tier] = clock() - self.began_s

@@ -203,8 +203,9 @@ class Dispatcher:
 
     def _rows_read(self, query: Query, took_s: ReadSeconds) -> None:
         """Releases a held query once its missing rows have been read."""
-        self.router.rows_read(query, took_s)
-        self._schedule_dispatch()
+        if not self._closed:
+            self.router.rows_read(query, took_s)
+            self._schedule_dispatch()
 
     def cancel(self, query: Query, error: Exception) -> None:
         """Removes a query from the queue and answers it with `error`."""
@@ -232,6 +233,8 @@ class Dispatcher:
             self._timer.cancel()
         for lane in self._lanes:
             lane.close()
+        if self.cold_rows is not None:
+            self.cold_rows.give_up()
         if self._outbox is not None:
             for answer in tuple(self._outbox.open):
                 answer.settle(asyncio.CancelledError())

@@ -227,26 +227,43 @@ def administered(client: Client, engine: Engine) -> Client:
     return Client(client.runner, create_app(engine, Admin(engine)))
 
 
-@pytest.fixture(scope="session")
-def paged(clicks: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    """A bundle with rows so long that its few hundred fill pages of a disk."""
-    schema = load_schema("trivago")
+def trained_paged(clicks: Path, folder: Path, schema: Schema) -> Bundle:
+    """Trains a bundle with rows so long that its few hundred fill pages of a disk."""
     training = RecipeFile(
         architecture=Architecture(width=64, bottom=(16,), top=(32,), interaction="dot"),
         recipe=Recipe(epochs=1, batch_rows=256, hide=0.5, hide_from_rows=100),
     )
-    folder = tmp_path_factory.mktemp("placed") / "table"
     return load_bundle(Learner(open_data(clicks, schema), schema, training).learn(folder).path)
 
 
 @pytest.fixture(scope="session")
+def paged(clicks: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """A bundle with rows so long that its few hundred fill pages of a disk."""
+    return trained_paged(clicks, tmp_path_factory.mktemp("placed") / "table", load_schema("trivago"))
+
+
+@pytest.fixture(scope="session")
+def single_valued(clicks: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """Such a bundle without multi-valued features, whose hot batches are found by a comparison."""
+    schema = load_schema("trivago")
+    features = [f.model_dump() for f in schema.categorical if not f.multi]
+    own = Schema.model_validate(schema.model_dump() | {"categorical": features, "request": ()})
+    return trained_paged(clicks, tmp_path_factory.mktemp("placed") / "table", own)
+
+
+@pytest.fixture(scope="session")
 def whole(paged: Bundle) -> Callable[[Request], F32]:
-    """Probabilities of `paged` with all rows in memory, by the runtime of placed plans: one whose products
-    do not depend, in the last bit, on where in memory their factors lie."""
-    runtime = open_runtime("onnx", paged)
+    """Probabilities of `paged` with all rows in memory."""
+    return in_memory(paged)
+
+
+def in_memory(bundle: Bundle) -> Callable[[Request], F32]:
+    """Returns a function for probabilities with all rows in memory, by the runtime of placed plans: one whose
+    products do not depend, in the last bit, on where in memory their factors lie."""
+    runtime = open_runtime("onnx", bundle)
 
     def predict(request: Request) -> F32:
-        return runtime.predict(paged.encoder.from_arrow(request.table.combine_chunks().to_batches()[0]))
+        return runtime.predict(bundle.encoder.from_arrow(request.table.combine_chunks().to_batches()[0]))
 
     return predict
 

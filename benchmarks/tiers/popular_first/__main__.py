@@ -106,7 +106,7 @@ def main() -> None:
     add("--open-s", type=float, default=6.0, help="of Poisson arrivals (6)")
     add("--turns", type=int, default=3)
     add("--store-delay-ms", type=float, help="rows beyond the memory are in a Redis server so far away")
-    add("--lane", default="thread", choices=["thread", "inline", "process"])
+    add("--lane", default="inline", choices=["thread", "inline", "process"])
     add("--json", type=Path)
     args = parser.parse_args()
     bundle = kept_bundle(args.directory)

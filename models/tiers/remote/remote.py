@@ -37,6 +37,8 @@ from polyrec.models.tiers.slab import Bytes
 
 WRITE_TIMEOUT_S = 10.0
 WRITE_ROWS = 4096
+ROWS_AT_ONCE = 256
+"""Maximum rows of a request sent without waiting: some 12 kB of keys, which a socket's buffer holds."""
 MAX_REDIRECTS = 4
 """Maximum redirects of rows to be written."""
 MIN_S = 0.001
@@ -119,6 +121,15 @@ class PendingBatch:
     requests: list[ServerRequest]
     until_s: float
 
+    @property
+    def redirected(self) -> bool:
+        """Whether a server has redirected rows, so that `receive` will ask others and wait for them."""
+        return any(
+            isinstance(reply, ReplyError) and REDIRECT.fullmatch(str(reply))
+            for request in self.requests
+            for reply in request.replies
+        )
+
 
 class RemoteTier:
     """Stores rows by (table, stable id). Thread-safe.
@@ -162,7 +173,33 @@ class RemoteTier:
         """
         keys, routes = self._keys(tables, ids), self._cluster.routes
         until_s = store_clock() + self.timeout_s
-        requests = self._get(routes.parts(keys), keys, until_s, at_once=routes.of_slot is None)
+        requests = self._get(routes.parts(keys), keys, until_s, as_mget=routes.of_slot is None)
+        return PendingBatch(tables, keys, requests, store_clock() + self.timeout_s)
+
+    def send_at_once(self, tables: I64, ids: I64) -> PendingBatch | None:
+        """Like `send`; returns None, with nothing sent, where that might wait.
+
+        That is if a server has no open connection, or the request is larger than a socket's buffer may be.
+        """
+        if ids.size > ROWS_AT_ONCE:
+            return None
+        keys, routes = self._keys(tables, ids), self._cluster.routes
+        taken: list[tuple[ServerRows, Connection]] = []
+        for part in routes.parts(keys):
+            if not part.server.up or not part.rows:
+                continue
+            connection = part.server.take_open()
+            if connection is None:
+                for other, given in taken:
+                    other.server.put_back(given)
+                return None
+            taken.append((part, connection))
+        requests = []
+        for part, connection in taken:
+            try:
+                requests.append(self._request(part, connection, keys, as_mget=routes.of_slot is None))
+            except (OSError, RedisError) as e:
+                self._cluster.fail(part.server, e)
         return PendingBatch(tables, keys, requests, store_clock() + self.timeout_s)
 
     def receive(self, batch: PendingBatch) -> tuple[Bytes, NDArray[np.bool_]]:
@@ -199,21 +236,27 @@ class RemoteTier:
         return [b"%s%012d" % (self._heads[t], i) for t, i in zip(tables.tolist(), ids.tolist(), strict=True)]
 
     def _get(
-        self, parts: Sequence[ServerRows], keys: Sequence[bytes], until_s: float, at_once: bool = False
+        self, parts: Sequence[ServerRows], keys: Sequence[bytes], until_s: float, as_mget: bool = False
     ) -> list[ServerRequest]:
-        """Sends requests for rows, skipping servers that are down. at_once: uses one MGET per server."""
+        """Sends requests for rows, skipping servers that are down. as_mget: uses one MGET per server."""
         requests = []
         for part in parts:
             if not part.server.up or not part.rows:
                 continue
-            names = [keys[i] for i in part.rows]
-            commands = [(b"MGET", *names)] if at_once else [(b"GET", name) for name in names]
             try:
                 connection = part.server.take(max(until_s - store_clock(), MIN_S))
-                requests.append(_send(part, connection, commands, self.fallback.shape[1]))
+                requests.append(self._request(part, connection, keys, as_mget))
             except (OSError, RedisError) as e:
                 self._cluster.fail(part.server, e)
         return requests
+
+    def _request(
+        self, part: ServerRows, connection: Connection, keys: Sequence[bytes], as_mget: bool
+    ) -> ServerRequest:
+        """Sends the request for one server's rows. Raises OSError or RedisError."""
+        names = [keys[i] for i in part.rows]
+        commands = [(b"MGET", *names)] if as_mget else [(b"GET", name) for name in names]
+        return _send(part, connection, commands, self.fallback.shape[1])
 
     def _collect(
         self, requests: Sequence[ServerRequest], until_s: float, rows: Bytes, found: NDArray[np.bool_]

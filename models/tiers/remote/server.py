@@ -100,16 +100,25 @@ class Server:
 
     def take(self, timeout_s: float) -> Connection:
         """Returns an idle or a new connection. Raises OSError."""
+        connection = self.take_open()
+        return self.connect(timeout_s) if connection is None else connection
+
+    def take_open(self) -> Connection | None:
+        """Returns an idle connection, None if there is none."""
         while (connection := self._pop()) is not None:
             # an idle connection with something to read was closed by the server
             if not _readable(connection):
                 return connection
             connection.disconnect()
-        return self.connect(timeout_s)
+        return None
+
+    def put_back(self, connection: Connection) -> None:
+        """Returns a connection that was not used to the pool."""
+        self._idle.append(connection)
 
     def give_back(self, connection: Connection) -> None:
         """Returns a connection to the pool after complete replies."""
-        self._idle.append(connection)
+        self.put_back(connection)
         self._late = 0
         if self._failures and time.monotonic() - self._failed_s >= CALM_S:
             log.warning(

@@ -112,6 +112,18 @@ def test_an_exploded_batch_has_the_same_rows_without_sharing(batch: Batch) -> No
     assert pairs_of(plain) == pairs_of(batch)
 
 
+@given(st.lists(batches(), min_size=1, max_size=4), st.data())
+def test_selected_rows_keep_their_contexts_and_their_form(parts: list[Batch], data: st.DataObject) -> None:
+    batch = Batch.concat(parts)
+    chosen = np.array(sorted(data.draw(st.sets(st.integers(0, batch.rows - 1)))) if batch.rows else [], int)
+    taken, pairs = batch.take(chosen), pairs_of(batch)
+    assert pairs_of(taken) == [pairs[row] for row in chosen.tolist()]
+    assert (taken.context_row is None) == (batch.context_row is None)
+    assert taken.plain_rows == int((chosen < batch.plain_rows).sum())
+    if taken.context_row is not None:
+        assert taken.context_row[: taken.plain_rows].tolist() == list(range(taken.plain_rows))
+
+
 @given(st.lists(batches(), min_size=1, max_size=4))
 def test_concatenated_batches_keep_every_row_with_its_context(parts: list[Batch]) -> None:
     joined = Batch.concat(parts)

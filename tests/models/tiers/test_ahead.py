@@ -12,13 +12,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from polyrec.models.embeddings.lookups import FusedRows
 from polyrec.models.schema.batch import I64
 from polyrec.models.tiers.layout import DISK, REMOTE
+from polyrec.models.tiers.prefix import NearRows
 from polyrec.models.tiers.remote.fetched import FetchedRows
 from polyrec.models.tiers.rows import TieredRows
 from polyrec.models.tiers.stack import TierStack
 from polyrec.models.tiers.updates.update import TableUpdate, apply_update
 from polyrec.models.tiers.view import View
+from tests.models.random_batches import random_batch
 from tests.models.tiers.redis_server import RedisServer
 from tests.models.tiers.worlds import encoder_of, flat_weight, row_of, world
 
@@ -113,6 +116,49 @@ def test_fetched_rows_are_gathered_without_the_store(server: RedisServer, tmp_pa
         got = rows.gather(torch.from_numpy(index))
     assert torch.equal(got, flat_weight(ENCODER)[index])
     assert rows.take_fallbacks() == 0
+    stack.close()
+
+
+def test_batches_with_fetched_rows_are_gathered_like_any(server: RedisServer, tmp_path: Path) -> None:
+    """By the short way, for batches whose other rows are in memory."""
+    random = np.random.default_rng(5)
+    stack = with_store(server, tmp_path, (0.0, 0.9, 0.0))
+    stack.sample.every = 1
+    rows, fused = TieredRows(stack), FusedRows(ENCODER.schema, SIZES)
+    near, gathered = NearRows(stack.tiers.layout, stack.tiers.prefix, fused), 0
+    for step in range(30):
+        batch = random_batch(random, ENCODER.schema, SIZES, int(random.integers(3, 30)))
+        index = fused.lookups(batch).singles
+        view = stack.views.newest
+        missing = np.unique(stack.ahead.missing(index).remote_rows)
+        if missing.size < 2:
+            continue
+        fetched = fetch(stack, view, missing)
+        if step % 3 == 1:
+            fetched = replace(fetched, lost=random.random(missing.size) < 0.3)
+        if step % 5 == 4:
+            # not all of them
+            fetched = replace(fetched, rows=missing[1:], values=fetched.values[1:], lost=fetched.lost[1:])
+        stack.sample.take(0)
+        before = stack.figures()
+        with rows.within(replace(view, staged=fetched)):
+            found = rows.gather_near(near, batch, np.empty(index.size, np.int64))
+            if found is None:
+                assert step % 5 == 4
+                continue
+            gathered += 1
+            own, own_lost, own_figures = found.copy(), rows.take_fallbacks(), stack.figures()
+            sampled, _ = stack.sample.take(0)
+            np.testing.assert_array_equal(sampled, index)
+            np.testing.assert_array_equal(own, rows.gather(torch.from_numpy(index)).numpy())
+        assert own_lost == rows.take_fallbacks()
+        figures = stack.figures()
+        assert own_figures.fallbacks - before.fallbacks == figures.fallbacks - own_figures.fallbacks
+        for table, tiers in figures.tables.items():
+            for tier, after in tiers.items():
+                half = np.add(before.tables[table][tier], after) / 2
+                np.testing.assert_array_equal(own_figures.tables[table][tier], half)
+    assert gathered > 10
     stack.close()
 
 

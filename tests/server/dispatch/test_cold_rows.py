@@ -23,10 +23,11 @@ from polyrec.server.app.serving import Serving
 from polyrec.server.clock import clock
 from polyrec.server.codecs.rows import encode
 from polyrec.server.dispatch.answer import Answer, Outbox, Pending, QueryPayload
+from polyrec.server.dispatch.cold_rows import ColdRows
 from polyrec.server.dispatch.parts import encode_parts, scatter
 from polyrec.server.lanes.tiered_runtime import BatchView
 from tests.models.tiers.redis_server import RedisServer
-from tests.server.conftest import Request
+from tests.server.conftest import Request, in_memory
 from tests.server.placing import placed_plan
 
 BUDGET_S = 60.0
@@ -54,30 +55,44 @@ async def dispatched() -> None:
         await asyncio.sleep(0)
 
 
+def eighth(rows: int) -> dict[str, int]:
+    """Puts an eighth of a table in memory, the rest on disk."""
+    return {"host": rows // 8, "disk": rows - rows // 8}
+
+
 def far(rows: int) -> dict[str, int]:
     """Puts a quarter of a table in memory, a quarter on disk, the rest in a store."""
     quarter = rows // 4
     return {"host": quarter, "disk": quarter, "remote": rows - 2 * quarter}
 
 
+def barely(rows: int) -> dict[str, int]:
+    """Puts the coldest quarter of a table in a store."""
+    return {"host": rows - rows // 4, "remote": rows // 4}
+
+
 @pytest.mark.parametrize("lane", ["inline", "thread"])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(4))
 def test_answers_equal_those_in_memory_whatever_is_hot_or_cold(
     lane: str,
     seed: int,
     opened: Callable[[Plan], Engine],
     paged: Bundle,
+    single_valued: Bundle,
     requests: list[Request],
-    whole: Callable[[Request], F32],
     store: RedisServer,
     tmp_path: Path,
 ) -> None:
     random = np.random.default_rng(seed)
     remote = {"url": store.url, "fill": True, "timeout_ms": 20_000}
+    bundle, cuts = paged, (eighth, far, far, barely)[seed]
+    if seed >= 2:
+        bundle = single_valued
+        requests = [Request(request.table, bundle.manifest.schema_) for request in requests]
     engines = {
         ahead: opened(
             placed_plan(
-                *(paged, tmp_path, far if seed else lambda n: {"host": n // 8, "disk": n - n // 8}),
+                *(bundle, tmp_path, cuts),
                 lane=lane,
                 lanes=1 if lane == "inline" else 2,
                 **({"remote": remote} if seed else {}),
@@ -86,7 +101,7 @@ def test_answers_equal_those_in_memory_whatever_is_hot_or_cold(
         )
         for ahead in (True, False)
     }
-    right = [whole(request) for request in requests[:40]]
+    right = list(map(in_memory(bundle), requests[:40]))
 
     async def run(engine: Engine, waves: Sequence[Sequence[int]]) -> list[tuple[int, Answer]]:
         queries: list[tuple[int, Query]] = []
@@ -129,11 +144,6 @@ def pair(serving: Serving, bundle: Bundle, requests: Sequence[Request]) -> tuple
     return found[True], found[False]
 
 
-def barely(rows: int) -> dict[str, int]:
-    """Puts the coldest quarter of a table in a store."""
-    return {"host": rows - rows // 4, "remote": rows // 4}
-
-
 OpenBesideStore = Callable[..., Serving]
 
 
@@ -149,6 +159,38 @@ def beside_store(
         return opened(plan).serving
 
     return serving
+
+
+def test_a_hot_query_does_not_wait_for_the_look_up_of_a_cold_one_that_came_first(
+    opened: Callable[[Plan], Engine],
+    single_valued: Bundle,
+    requests: list[Request],
+    store: RedisServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    remote = {"url": store.url, "fill": True, "timeout_ms": 30_000}
+    options = {"remote": remote, "popular_first": True, "lane": "inline"}
+    serving = opened(placed_plan(single_valued, tmp_path, barely, **options)).serving
+    own = [Request(request.table, single_valued.manifest.schema_) for request in requests]
+    hot, cold = pair(serving, single_valued, own)
+    happened: list[str] = []
+    find_cold, settle = ColdRows.find_cold, Pending.settle
+    monkeypatch.setattr(ColdRows, "find_cold", lambda *args: (happened.append("look-up"), find_cold(*args)))
+    monkeypatch.setattr(Pending, "settle", lambda *args: (happened.append("answer"), settle(*args)))
+
+    async def run() -> None:
+        queries = [submit(serving, body(request)) for request in (cold, hot)]
+        for query in queries:
+            assert not (await query.payload.answer).degraded
+        # alone, nothing is set aside
+        await submit(serving, body(cold)).payload.answer
+
+    asyncio.run(run())
+    assert happened == ["answer", "look-up", "answer", "look-up", "answer"]
+    assert serving.tiers.cold_rows is not None
+    assert serving.tiers.cold_rows.figures.hot == 1
+    assert serving.tiers.cold_rows.figures.cold == 2
 
 
 @pytest.mark.parametrize("lane", ["inline", "thread"])

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-import os
+import asyncio
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from queue import SimpleQueue
 
 import numpy as np
 import pytest
+import uvloop
 
+from polyrec.models.schema.batch import I64
 from polyrec.models.tiers.remote.fetched import FetchedRows
 from polyrec.models.tiers.stack import TierStack
+from polyrec.models.tiers.view import View
 from polyrec.server.dispatch.fetcher import MAX_IN_FLIGHT, Fetcher
-from tests.models.tiers.redis_cluster import RedisCluster
+from tests.models.tiers.redis_cluster import SLOTS, RedisCluster
 from tests.models.tiers.redis_server import RedisServer
 from tests.models.tiers.worlds import encoder_of, flat_weight, world
 
@@ -27,12 +30,23 @@ REMOTE = np.arange(2100, 3000)
 """Rows of table a that `opened` leaves to the store."""
 WAIT_S = 60.0
 
-Fetched = tuple[int, FetchedRows | None]
+Run = Callable[[Coroutine[None, None, None]], None]
 
 
 def assert_lost(layer: FetchedRows | None) -> None:
     assert layer is not None
     assert layer.lost.all()
+
+
+@pytest.fixture(params=["asyncio", "uvloop"])
+def run(request: pytest.FixtureRequest) -> Run:
+    factory = uvloop.new_event_loop if request.param == "uvloop" else None
+
+    def run(test: Coroutine[None, None, None]) -> None:
+        with asyncio.Runner(loop_factory=factory) as runner:
+            runner.run(test)
+
+    return run
 
 
 @pytest.fixture
@@ -54,93 +68,168 @@ def opened(store: RedisServer, folder: Path, timeout_ms: int) -> TierStack:
     return world(ENCODER, folder, (0.0, 0.2, 0.5), remote=remote)
 
 
-def test_more_requests_than_are_under_way_at_a_time_all_give_their_rows(
-    store: RedisServer, fetcher: Fetcher, tmp_path: Path
+def start(
+    fetcher: Fetcher, stack: TierStack, view: View, wanted: Sequence[I64]
+) -> list[asyncio.Future[FetchedRows | None]]:
+    """Starts fetches; call it on the event loop."""
+    found: list[asyncio.Future[FetchedRows | None]] = []
+    for rows in wanted:
+        found.append(asyncio.get_running_loop().create_future())
+        fetcher.fetch(stack.ahead, view, rows, found[-1].set_result)
+    return found
+
+
+async def fetch(
+    fetcher: Fetcher, stack: TierStack, view: View, wanted: Sequence[I64], timeout_s: float = WAIT_S
+) -> list[FetchedRows | None]:
+    """Fetches rows, and waits for them."""
+    return await asyncio.wait_for(asyncio.gather(*start(fetcher, stack, view, wanted)), timeout_s)
+
+
+def assert_rows(layers: Sequence[FetchedRows | None], wanted: Sequence[I64]) -> None:
+    flat = flat_weight(ENCODER).numpy()
+    for layer, rows in zip(layers, wanted, strict=True):
+        assert layer is not None
+        np.testing.assert_array_equal(layer.rows, rows)
+        np.testing.assert_array_equal(layer.values.view(np.float32), flat[rows])
+
+
+def test_more_requests_than_are_in_flight_at_a_time_all_give_their_rows(
+    run: Run, store: RedisServer, fetcher: Fetcher, tmp_path: Path
 ) -> None:
     stack, random = opened(store, tmp_path, 60_000), np.random.default_rng(0)
-    flat = flat_weight(ENCODER).numpy()
     wanted = [np.unique(random.choice(REMOTE, random.integers(1, 60))) for _ in range(FETCHES)]
-    given: SimpleQueue[Fetched] = SimpleQueue()
-    view = stack.views.enter()
-    # the first keep their connections, so that later ones are sent while the store is stopped
-    for i, rows in enumerate(wanted):
-        fetcher.fetch(stack.ahead, view, rows, lambda layer, i=i: given.put((i, layer)))  # type: ignore[misc]
-    before = [given.get(timeout=WAIT_S) for _ in wanted]
-    store.signal(signal.SIGSTOP)
-    for i, rows in enumerate(wanted):
-        fetcher.fetch(stack.ahead, view, rows, lambda layer, i=i: given.put((i, layer)))  # type: ignore[misc]
-    assert given.empty()
-    store.signal(signal.SIGCONT)
-    after = [given.get(timeout=WAIT_S) for _ in wanted]
-    for fetched in (before, after):
-        assert sorted(i for i, _ in fetched) == list(range(FETCHES))
-        for i, layer in fetched:
-            assert layer is not None
-            np.testing.assert_array_equal(layer.rows, wanted[i])
-            np.testing.assert_array_equal(layer.values.view(np.float32), flat[wanted[i]])
-    stack.views.leave(view)
+    # too large to be sent on the loop
+    wanted[3] = REMOTE
+
+    async def test() -> None:
+        view = stack.views.enter()
+        # the first keep their connections, so that later ones are sent while the store is stopped
+        assert_rows(await fetch(fetcher, stack, view, wanted), wanted)
+        store.signal(signal.SIGSTOP)
+        found = start(fetcher, stack, view, wanted)
+        await asyncio.sleep(0.05)
+        assert not any(one.done() for one in found)
+        store.signal(signal.SIGCONT)
+        assert_rows(await asyncio.wait_for(asyncio.gather(*found), WAIT_S), wanted)
+        stack.views.leave(view)
+
+    run(test())
     stack.close()
 
 
 @pytest.mark.parametrize("kind", ["TLS", "cluster"])
 def test_rows_come_over_tls_and_from_the_servers_of_a_cluster(
-    kind: str, fetcher: Fetcher, tmp_path: Path
+    kind: str, run: Run, fetcher: Fetcher, tmp_path: Path
 ) -> None:
     servers = RedisServer(tmp_path, tls=True) if kind == "TLS" else RedisCluster(tmp_path)
     try:
         remote = {"url": servers.url, "timeout_ms": 60_000, "fill": True}
         if isinstance(servers, RedisServer):
             remote["ca_file"] = servers.ca_file
-        stack, flat = world(ENCODER, tmp_path, (0.0, 0.2, 0.5), remote=remote), flat_weight(ENCODER).numpy()
-        given: SimpleQueue[FetchedRows | None] = SimpleQueue()
-        view = stack.views.enter()
-        for _ in range(FETCHES):
-            fetcher.fetch(stack.ahead, view, REMOTE, given.put)
-        for _ in range(FETCHES):
-            layer = given.get(timeout=WAIT_S)
-            assert layer is not None
-            np.testing.assert_array_equal(layer.rows, REMOTE)
-            np.testing.assert_array_equal(layer.values.view(np.float32), flat[REMOTE])
-        stack.views.leave(view)
+        stack = world(ENCODER, tmp_path, (0.0, 0.2, 0.5), remote=remote)
+        wanted = [REMOTE, REMOTE[::5], REMOTE[::9]] * 30
+
+        async def test() -> None:
+            view = stack.views.enter()
+            assert_rows(await fetch(fetcher, stack, view, wanted), wanted)
+            assert_rows(await fetch(fetcher, stack, view, wanted), wanted)
+            stack.views.leave(view)
+
+        run(test())
         stack.close()
     finally:
         servers.kill()
 
 
+def test_rows_of_a_slot_that_moves_are_asked_of_its_new_server(
+    run: Run, fetcher: Fetcher, tmp_path: Path
+) -> None:
+    cluster = RedisCluster(tmp_path)
+    try:
+        remote = {"url": cluster.url, "timeout_ms": 60_000, "fill": True}
+        stack = world(ENCODER, tmp_path, (0.0, 0.2, 0.5), remote=remote)
+        (first,) = np.flatnonzero(cluster.owners(np.arange(SLOTS)) == 0)[:1]
+        slot = next(slot for slot in range(int(first), SLOTS) if cluster.keys_of(0, slot))
+        cluster.send(1, "CLUSTER", "SETSLOT", str(slot), "IMPORTING", cluster.name(0))
+        cluster.send(0, "CLUSTER", "SETSLOT", str(slot), "MIGRATING", cluster.name(1))
+        where = ("127.0.0.1", str(cluster.nodes[1].port), "", "0", "9000")
+        assert cluster.send(0, "MIGRATE", *where, "KEYS", *cluster.keys_of(0, slot)) == b"OK"
+        # those of table b are remote too
+        wanted = [np.concatenate((REMOTE[i::9], np.arange(3350, 3500)[i::9])) for i in range(9)]
+
+        async def test() -> None:
+            view = stack.views.enter()
+            for _ in range(2):
+                before = cluster.error_count("ASK")
+                assert_rows(await fetch(fetcher, stack, view, wanted), wanted)
+                assert cluster.error_count("ASK") > before
+            stack.views.leave(view)
+
+        run(test())
+        stack.close()
+    finally:
+        cluster.kill()
+
+
 def test_rows_of_a_store_that_hangs_are_lost_after_its_timeout(
-    store: RedisServer, fetcher: Fetcher, tmp_path: Path
+    run: Run, store: RedisServer, fetcher: Fetcher, tmp_path: Path
 ) -> None:
     stack = opened(store, tmp_path, 100)
-    given: SimpleQueue[FetchedRows | None] = SimpleQueue()
-    view = stack.views.enter()
-    fetcher.fetch(stack.ahead, view, REMOTE[:50], given.put)
-    assert given.get(timeout=WAIT_S) is not None
-    store.signal(signal.SIGSTOP)
-    for _ in range(FETCHES):
-        fetcher.fetch(stack.ahead, view, REMOTE[:50], given.put)
-    for _ in range(FETCHES):
-        assert_lost(given.get(timeout=WAIT_S))
-    store.signal(signal.SIGCONT)
-    stack.views.leave(view)
+
+    async def test() -> None:
+        view = stack.views.enter()
+        await fetch(fetcher, stack, view, [REMOTE[:50]])
+        store.signal(signal.SIGSTOP)
+        for layer in await fetch(fetcher, stack, view, [REMOTE[:50]] * FETCHES):
+            assert_lost(layer)
+        store.signal(signal.SIGCONT)
+        stack.views.leave(view)
+
+    run(test())
     stack.close()
 
 
-def test_rows_of_a_store_that_dies_with_requests_under_way_are_lost_at_once(
-    store: RedisServer, fetcher: Fetcher, tmp_path: Path
+def test_opening_a_connection_to_a_store_that_hangs_does_not_block_the_loop(
+    run: Run, store: RedisServer, fetcher: Fetcher, tmp_path: Path
+) -> None:
+    timeout_s = 2.0
+    stack = opened(store, tmp_path, round(1e3 * timeout_s))
+
+    async def test() -> None:
+        view = stack.views.enter()
+        store.signal(signal.SIGSTOP)
+        begun_s = time.monotonic()
+        found = start(fetcher, stack, view, [REMOTE[:50]] * 3)
+        await asyncio.sleep(0)
+        assert time.monotonic() - begun_s < timeout_s, "the loop waited"
+        assert not all(one.done() for one in found)
+        for layer in await asyncio.wait_for(asyncio.gather(*found), WAIT_S):
+            assert_lost(layer)
+        store.signal(signal.SIGCONT)
+        stack.views.leave(view)
+
+    run(test())
+    stack.close()
+
+
+def test_rows_of_a_store_that_dies_with_requests_in_flight_are_lost_at_once(
+    run: Run, store: RedisServer, fetcher: Fetcher, tmp_path: Path
 ) -> None:
     stack = opened(store, tmp_path, 1000 * int(WAIT_S))
-    given: SimpleQueue[FetchedRows | None] = SimpleQueue()
-    view = stack.views.enter()
-    fetcher.fetch(stack.ahead, view, REMOTE[:50], given.put)
-    assert given.get(timeout=WAIT_S) is not None
-    store.signal(signal.SIGSTOP)
-    fetcher.fetch(stack.ahead, view, REMOTE[:50], given.put)
-    store.kill()
-    # long before the timeout of its requests
-    assert_lost(given.get(timeout=WAIT_S / 2))
-    fetcher.fetch(stack.ahead, view, REMOTE[:50], given.put)
-    assert_lost(given.get(timeout=WAIT_S / 2))
-    stack.views.leave(view)
+
+    async def test() -> None:
+        view = stack.views.enter()
+        await fetch(fetcher, stack, view, [REMOTE[:50]])
+        store.signal(signal.SIGSTOP)
+        found = start(fetcher, stack, view, [REMOTE[:50]])
+        store.kill()
+        # long before the timeout of its requests
+        assert_lost(await asyncio.wait_for(found[0], WAIT_S / 2))
+        assert_lost((await fetch(fetcher, stack, view, [REMOTE[:50]], WAIT_S / 2))[0])
+        stack.views.leave(view)
+
+    run(test())
     stack.close()
 
 
@@ -184,95 +273,108 @@ class Halting:
 
 
 def test_a_reply_that_has_come_in_part_delays_no_other(
-    store: RedisServer, fetcher: Fetcher, tmp_path: Path
+    run: Run, store: RedisServer, fetcher: Fetcher, tmp_path: Path
 ) -> None:
-    proxy, flat = Halting(store), flat_weight(ENCODER).numpy()
+    proxy = Halting(store)
     remote = {"url": proxy.url, "timeout_ms": 60_000, "fill": True}
     stacks = [world(ENCODER, tmp_path, (0.0, 0.2, 0.5), remote=remote), opened(store, tmp_path, 60_000)]
-    given: tuple[SimpleQueue[FetchedRows | None], ...] = SimpleQueue(), SimpleQueue()
-    views = [stack.views.enter() for stack in stacks]
-    proxy.goes_on.clear()
-    fetcher.fetch(stacks[0].ahead, views[0], REMOTE, given[0].put)
-    assert proxy.has_begun.wait(WAIT_S)
-    for _ in range(2):
-        fetcher.fetch(stacks[1].ahead, views[1], REMOTE, given[1].put)
-        assert given[1].get(timeout=WAIT_S / 2) is not None
-    assert given[0].empty()
-    proxy.goes_on.set()
-    layer = given[0].get(timeout=WAIT_S)
-    assert layer is not None
-    np.testing.assert_array_equal(layer.values.view(np.float32), flat[REMOTE])
-    for stack, view in zip(stacks, views, strict=True):
-        stack.views.leave(view)
+
+    async def test() -> None:
+        views = [stack.views.enter() for stack in stacks]
+        proxy.goes_on.clear()
+        (first,) = start(fetcher, stacks[0], views[0], [REMOTE])
+        assert await asyncio.to_thread(proxy.has_begun.wait, WAIT_S)
+        for _ in range(2):
+            assert_rows(await fetch(fetcher, stacks[1], views[1], [REMOTE], WAIT_S / 2), [REMOTE])
+        assert not first.done()
+        proxy.goes_on.set()
+        assert_rows([await asyncio.wait_for(first, WAIT_S)], [REMOTE])
+        for stack, view in zip(stacks, views, strict=True):
+            stack.views.leave(view)
+
+    run(test())
+    for stack in stacks:
         stack.close()
     proxy.close()
 
 
-def test_tiers_that_are_closed_give_nothing(store: RedisServer, fetcher: Fetcher, tmp_path: Path) -> None:
+def test_tiers_that_are_closed_give_nothing(
+    run: Run, store: RedisServer, fetcher: Fetcher, tmp_path: Path
+) -> None:
     stack = opened(store, tmp_path, 60_000)
     view = stack.views.newest
     stack.close()
-    given: SimpleQueue[FetchedRows | None] = SimpleQueue()
-    fetcher.fetch(stack.ahead, view, REMOTE[:5], given.put)
-    assert given.get(timeout=WAIT_S) is None
+
+    async def test() -> None:
+        assert await fetch(fetcher, stack, view, [REMOTE[:5]]) == [None]
+
+    run(test())
 
 
-def test_closing_waits_for_the_requests_under_way(store: RedisServer, tmp_path: Path) -> None:
-    stack, fetcher = opened(store, tmp_path, 60_000), Fetcher()
-    given: SimpleQueue[FetchedRows | None] = SimpleQueue()
-    view = stack.views.newest
-    for _ in range(FETCHES):
-        fetcher.fetch(stack.ahead, view, REMOTE[:5], given.put)
+@pytest.mark.parametrize("connected", [False, True])
+@pytest.mark.parametrize("ended", [False, True])
+def test_closing_gives_up_all_fetches_and_lets_the_tiers_close(
+    connected: bool, ended: bool, run: Run, store: RedisServer, tmp_path: Path
+) -> None:
+    """ended: whether the loop has ended before."""
+    stack, fetcher = opened(store, tmp_path, 1000 * int(WAIT_S)), Fetcher()
+    found: list[asyncio.Future[FetchedRows | None]] = []
+
+    async def test() -> None:
+        view = stack.views.newest
+        if connected:
+            await fetch(fetcher, stack, view, [REMOTE[:5]] * FETCHES)
+            store.signal(signal.SIGSTOP)
+        given = start(fetcher, stack, view, [REMOTE[:5]] * FETCHES)
+        if ended:
+            found.extend(given)
+            return
+        fetcher.close()
+        assert await asyncio.wait_for(asyncio.gather(*given), WAIT_S) == [None] * FETCHES
+
+    run(test())
     fetcher.close()
-    assert given.qsize() == FETCHES
+    assert all(one.done() for one in found)
+    # without connections, some may have been fetched while the loop ended
+    assert not connected or not any(one.result() for one in found)
+    store.signal(signal.SIGCONT)
+    stack.close()
+    assert stack.idle
+
+
+def test_a_fetcher_that_is_closed_gives_nothing(run: Run, store: RedisServer, tmp_path: Path) -> None:
+    stack, fetcher = opened(store, tmp_path, 60_000), Fetcher()
+    fetcher.close()
+
+    async def test() -> None:
+        assert await fetch(fetcher, stack, stack.views.newest, [REMOTE[:5]]) == [None]
+
+    run(test())
     stack.close()
 
 
-def test_closing_again_leaves_descriptors_alone_that_other_files_have_got_since() -> None:
-    """A reload closes the tiers of the previous generation twice."""
-    fetcher = Fetcher()
-    fetcher.close()
-    others = [os.eventfd(0, os.EFD_NONBLOCK) for _ in range(4)]
-    fetcher.close()
-    for other in others:
-        with pytest.raises(BlockingIOError):  # neither written to nor closed
-            os.eventfd_read(other)
-        os.close(other)
-
-
-def test_a_fetcher_that_is_closed_gives_nothing(store: RedisServer, tmp_path: Path) -> None:
-    stack, fetcher = opened(store, tmp_path, 60_000), Fetcher()
-    fetcher.close()
-    given: SimpleQueue[FetchedRows | None] = SimpleQueue()
-    fetcher.fetch(stack.ahead, stack.views.newest, REMOTE[:5], given.put)
-    assert given.get_nowait() is None
-    stack.close()
-
-
-def test_a_store_that_hangs_delays_no_fetch_from_another(fetcher: Fetcher, tmp_path: Path) -> None:
+def test_a_store_that_hangs_delays_no_fetch_from_another(run: Run, fetcher: Fetcher, tmp_path: Path) -> None:
     folders = [tmp_path / name for name in ("hangs", "answers")]
     for folder in folders:
         folder.mkdir()
     hangs, answers = (RedisServer(folder) for folder in folders)
     try:
         stacks = [opened(server, tmp_path, 60_000) for server in (hangs, answers)]
-        views = [stack.views.enter() for stack in stacks]
-        given: tuple[SimpleQueue[FetchedRows | None], ...] = SimpleQueue(), SimpleQueue()
 
-        def fetch(i: int) -> None:
-            fetcher.fetch(stacks[i].ahead, views[i], REMOTE, given[i].put)
+        async def test() -> None:
+            views = [stack.views.enter() for stack in stacks]
+            await fetch(fetcher, stacks[0], views[0], [REMOTE])  # opens the connection
+            hangs.signal(signal.SIGSTOP)
+            (first,) = start(fetcher, stacks[0], views[0], [REMOTE])
+            assert_rows(await fetch(fetcher, stacks[1], views[1], [REMOTE], WAIT_S / 2), [REMOTE])
+            assert not first.done()
+            hangs.signal(signal.SIGCONT)
+            assert_rows([await asyncio.wait_for(first, WAIT_S)], [REMOTE])
+            for stack, view in zip(stacks, views, strict=True):
+                stack.views.leave(view)
 
-        fetch(0)  # opens the connection
-        assert given[0].get(timeout=WAIT_S) is not None
-        hangs.signal(signal.SIGSTOP)
-        fetch(0)
-        fetch(1)
-        assert given[1].get(timeout=WAIT_S / 2) is not None
-        assert given[0].empty()
-        hangs.signal(signal.SIGCONT)
-        assert given[0].get(timeout=WAIT_S) is not None
-        for stack, view in zip(stacks, views, strict=True):
-            stack.views.leave(view)
+        run(test())
+        for stack in stacks:
             stack.close()
     finally:
         for server in (hangs, answers):
