@@ -8,7 +8,8 @@ comes one run of Poisson arrivals at a share of it, in slices of a few seconds b
 more requests as take the processor time of the updates; and with updates of 2,000 rows each, so many rows a
 second. A slice with updates also adds a new item and asks for its score until it differs from an unknown
 item's. p99 is the median of the slices of a kind, less the beginning of each, so that a stall of the machine
-counts once; the intervals are bootstrapped over the turns. Also prints the processor time that the server,
+counts once; the intervals are bootstrapped over the turns. `calm` has the same without requests that a stall
+of the machine may have delayed (benchmarks/stalls.py). Also prints the processor time that the server,
 idle otherwise, takes for an update of 2,000 rows and for one of 10,000. --pin gives the server one core and
 the clients all others: without it they share all.
 """
@@ -30,8 +31,10 @@ from typing import Any
 import httpx
 import numpy as np
 import psutil
+from numpy.typing import NDArray
 
 from benchmarks.command import command_parser, save
+from benchmarks.stalls import outside, watched
 from benchmarks.zipf import zipf
 from polyrec.loadtest.drivers.closed_loop import closed_loop
 from polyrec.loadtest.drivers.connection import Target
@@ -237,13 +240,13 @@ def load_run(target: Target, made: Sequence[bytes], due_s: F64, candidates: int)
     return run(target, load, Limits())
 
 
-def compare(outcome: Outcome, seconds: float, turns: int) -> dict[str, Any]:
+def compare(outcome: Outcome, seconds: float, turns: int, calm: NDArray[np.bool_]) -> dict[str, Any]:
     """Returns the figures of each kind of slice, and its p99 over that of `alone` with a 95% interval.
 
-    p99: the median of the slices' p99.
+    calm: bool [requests], those that count. p99: the median of the slices' p99.
     """
     number = (outcome.due_s / seconds).astype(int)
-    counted = outcome.due_s - number * seconds >= SETTLES_S
+    counted = calm & (outcome.due_s - number * seconds >= SETTLES_S)
     ok = outcome.status == 200
     every_ms = np.where(ok, 1e3 * outcome.latency_s, FAILED_MS)
     latency_ms = [every_ms[counted & (number == i)] for i in range(turns * len(KINDS))]
@@ -315,11 +318,15 @@ def measured_beside(
     feeder.start()
     said.get()
     time.sleep(max(begins - time.monotonic(), 0))
-    outcome = load_run(target, requests, due_s, args.candidates)
+    with watched() as stalls:
+        outcome = load_run(target, requests, due_s, args.candidates)
     rows, waited = said.get()
     new = said.get()
     feeder.join()
-    found = compare(outcome, args.seconds, args.turns)
+    sent_s = outcome.started_s + outcome.due_s
+    calm = outside(stalls, sent_s, sent_s + outcome.latency_s)
+    found = compare(outcome, args.seconds, args.turns, np.ones(calm.size, np.bool_))
+    found["calm"] = compare(outcome, args.seconds, args.turns, calm)
     found["updates"] |= {
         "load_begins_late_s": round(outcome.started_s - begins, 3),
         "rows_s": round(rows / args.seconds / args.turns),

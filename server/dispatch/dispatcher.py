@@ -163,12 +163,14 @@ class Dispatcher:
         for looked_up in found:
             for query in looked_up.queries:
                 query.payload.looked_up = looked_up
-                if some_hot and not looked_up.hot:
-                    self.router.set_aside(query)
-            if some_hot and not looked_up.hot:
-                aside.append(looked_up)
-            elif not looked_up.hot:
+            if looked_up.hot:
+                continue
+            if not some_hot:
                 self._hold_cold(cold_rows, looked_up)
+                continue
+            aside.append(looked_up)
+            for query in looked_up.queries:
+                self.router.set_aside(query)
         return aside
 
     def _hold_cold(self, cold_rows: ColdRows, looked_up: LookedUpQueries) -> None:
@@ -186,9 +188,9 @@ class Dispatcher:
 
     def _put_back(self, cold_rows: ColdRows, aside: Sequence[LookedUpQueries]) -> None:
         """Queues queries that were set aside, and holds the cold ones."""
+        for query in (query for looked_up in aside for query in looked_up.queries):
+            self.router.put_back(query)
         for looked_up in aside:
-            for query in looked_up.queries:
-                self.router.put_back(query)
             self._hold_cold(cold_rows, looked_up)
             if len(looked_up.cold) < len(looked_up.queries):
                 self._schedule_dispatch()
@@ -290,8 +292,9 @@ class Dispatcher:
             # now, since under overload the next iteration's reads take as long as a batch
             outbox.deliver()
             self._executor.end_executed()
-        if cold_rows is not None:
-            self._put_back(cold_rows, aside)
+            if aside and cold_rows is not None:
+                self._put_back(cold_rows, aside)
+        if self._to_read and cold_rows is not None:
             self._read_rows(cold_rows)
         if sharing is not None:
             if sharing.yielded and self._scheduled is None:

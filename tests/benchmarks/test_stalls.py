@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.stalls import AFTER_S, outside, stalls_of, watched
+from benchmarks.stalls import AFTER, outside, stalls_of, watched
 
 
 def test_a_stall_is_a_run_of_slow_pieces_and_a_single_one_is_none() -> None:
@@ -21,11 +21,12 @@ def test_a_stall_is_a_run_of_slow_pieces_and_a_single_one_is_none() -> None:
 def test_intervals_outside_are_those_that_touch_no_stall() -> None:
     random = np.random.default_rng(1)
     edges = np.sort(random.random(40)).reshape(-1, 2)
+    edges[:, 1] = edges[:, 0] + (edges[:, 1] - edges[:, 0]) / 10
     stalls = [(float(start), float(end)) for start, end in edges]
     begun_s = random.random(500) * 1.2 - 0.1
     ended_s = begun_s + random.exponential(0.01, 500)
     right = [
-        all(end < start or begun > stop + AFTER_S for start, stop in stalls)
+        all(end < start or begun > stop + AFTER * (stop - start) for start, stop in stalls)
         for begun, end in zip(begun_s, ended_s, strict=True)
     ]
     assert 0 < sum(right) < 500
