@@ -324,7 +324,8 @@ def measured_beside(
     new = said.get()
     feeder.join()
     sent_s = outcome.started_s + outcome.due_s
-    calm = outside(stalls, sent_s, sent_s + outcome.latency_s)
+    # requests without an answer count with their sending time
+    calm = outside(stalls, sent_s, sent_s + np.nan_to_num(outcome.latency_s))
     found = compare(outcome, args.seconds, args.turns, np.ones(calm.size, np.bool_))
     found["calm"] = compare(outcome, args.seconds, args.turns, calm)
     found["updates"] |= {

@@ -137,7 +137,7 @@ class TierStack:
     ) -> int | None:
         """Like `gather_near`, for a batch with `others`; without a disk they are all in the store."""
         staged = view.staged
-        if staged is None or self.tiers.disk is not None:
+        if staged is None or self.tiers.disk is not None or not len(self._host_rows):
             return None
         rows = near.rows(batch)
         place = staged.places(rows.take(others))

@@ -42,7 +42,7 @@ log = logging.getLogger("polyrec.serving")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PathRows:
+class TieredPath:
     """The rows of a path: their tiers, their positions, and the hottest of them in memory."""
 
     stack: TierStack
@@ -64,7 +64,7 @@ class LookedUpQueries:
     view_users: queries without an outcome, which keep the view open.
     """
 
-    path: PathRows
+    path: TieredPath
     view: View
     encoder: Encoder
     queries: list[Query]
@@ -145,12 +145,12 @@ class ColdRows:
     """
 
     def __init__(self, paths: Mapping[int, tuple[TierStack, Bundle]]) -> None:
-        self._paths: dict[int, PathRows] = {}
+        self._paths: dict[int, TieredPath] = {}
         for i, (stack, bundle) in paths.items():
             rows = fused_rows(bundle.stage())
             if rows is not None:
                 near = NearRows(stack.tiers.layout, stack.tiers.prefix, rows)
-                self._paths[i] = PathRows(stack, rows, near)
+                self._paths[i] = TieredPath(stack, rows, near)
         self._first = next(iter(self._paths), -1)
         self.figures = ColdRowFigures()
         self._readers = ThreadPoolExecutor(1, "polyrec-cold-disk")

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from socket import socket
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from polyrec.models.schema.batch import I64
 from polyrec.models.tiers.ahead import Fetch, RowsAhead
@@ -32,7 +34,6 @@ THREADS = 4
 """Maximum requests that wait for connections or redirects at the same time."""
 
 Done = Callable[[FetchedRows | None], None]
-T = TypeVar("T")
 
 
 @dataclass(slots=True, eq=False)
@@ -40,7 +41,8 @@ class FetchInProgress:
     """Remote rows to fetch in a view.
 
     done: called once, on the loop, with the rows, or None if that failed.
-    fetch: the sent request, unless a thread has it. unanswered: sockets whose replies are still outstanding.
+    fetch: the sent request, which `Fetcher.close` abandons; None while a thread receives it.
+    unanswered: sockets whose replies are still outstanding.
     timer: ends it at its timeout.
     """
 
@@ -59,9 +61,12 @@ class Fetcher:
     def __init__(self) -> None:
         self._queue: deque[FetchInProgress] = deque()
         self._in_flight: set[FetchInProgress] = set()
+        self._sending = False
         self._threads = ThreadPoolExecutor(THREADS, "polyrec-cold-remote")
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
+        # decides whether `close` or a thread ends what that thread has sent
+        self._closing = threading.Lock()
 
     def fetch(self, ahead: RowsAhead, view: View, rows: I64, done: Done) -> None:
         """Starts a fetch; never blocks. After `close`, `done` gets None. view, rows: see `RowsAhead.send`."""
@@ -75,49 +80,74 @@ class Fetcher:
 
     def close(self) -> None:
         """Gives up all fetches; a second call does nothing."""
-        self._closed = True
-        for one in (*self._queue, *self._in_flight):
-            if one.fetch is not None:
-                self._stop_waiting(one)
-                one.ahead.abandon(one.fetch)
-            one.done(None)
+        with self._closing:
+            self._closed = True
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        given_up = (*self._queue, *self._in_flight)
         self._queue.clear()
         self._in_flight.clear()
-        self._threads.shutdown(wait=False)
-
-    def _send_queued(self, loop: asyncio.AbstractEventLoop) -> None:
-        while self._queue and len(self._in_flight) < MAX_IN_FLIGHT:
-            one = self._queue.popleft()
-            self._in_flight.add(one)
-            try:
-                fetch = one.ahead.send(one.view, one.rows, at_once=True)
-            except Exception:
-                log.exception("fetching rows failed")
-                self._end(one, None)
-                continue
-            if fetch is not None:
-                self._sent(one, fetch, loop)
-            else:
-                self._run(loop, lambda one=one: one.ahead.send(one.view, one.rows), one, self._sent_late)  # type: ignore[misc]
-
-    def _sent_late(self, one: FetchInProgress, fetch: Fetch | None) -> None:
-        """Continues a fetch that a thread has sent."""
-        if self._closed:
+        for one in given_up:
+            self._stop_waiting(one)
+            with self._closing:
+                fetch, one.fetch = one.fetch, None
             if fetch is not None:
                 one.ahead.abandon(fetch)
-        elif fetch is None:
-            self._end(one, None)
-        else:
-            assert self._loop is not None
-            self._sent(one, fetch, self._loop)
+            one.done(None)
 
-    def _sent(self, one: FetchInProgress, fetch: Fetch, loop: asyncio.AbstractEventLoop) -> None:
-        one.fetch = fetch
+    def _send_queued(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._sending:
+            return  # called by `_end` of a fetch that ended at once; the loop below goes on
+        self._sending = True
+        try:
+            while self._queue and len(self._in_flight) < MAX_IN_FLIGHT and not self._closed:
+                one = self._queue.popleft()
+                self._in_flight.add(one)
+                self._send(one, loop)
+        finally:
+            self._sending = False
+
+    def _send(self, one: FetchInProgress, loop: asyncio.AbstractEventLoop) -> None:
+        try:
+            one.fetch = one.ahead.send(one.view, one.rows, at_once=True)
+        except Exception:
+            log.exception("fetching rows failed")
+            self._end(one, None)
+            return
+        if one.fetch is None:
+            self._threads.submit(self._send_late, one, loop)
+        else:
+            self._sent(one, loop)
+
+    def _send_late(self, one: FetchInProgress, loop: asyncio.AbstractEventLoop) -> None:
+        """Sends a request that may have to wait; runs in a thread."""
+        if self._closed:
+            return
+        fetch = None
+        try:
+            fetch = one.ahead.send(one.view, one.rows)
+        except Exception:
+            log.exception("fetching rows failed")
+        with self._closing:
+            closed = self._closed
+            if not closed:
+                one.fetch = fetch
+        if not closed:
+            with suppress(RuntimeError):  # the loop was closed meanwhile, and `close` follows
+                loop.call_soon_threadsafe(self._sent, one, loop)
+        elif fetch is not None:
+            one.ahead.abandon(fetch)
+
+    def _sent(self, one: FetchInProgress, loop: asyncio.AbstractEventLoop) -> None:
+        """Waits for the replies of a sent request; ends the fetch if none was sent."""
+        fetch = one.fetch
+        if fetch is None:
+            self._end(one, None)
+            return
         for request in fetch.batch.requests:
             receiver = request.receiver
             one.unanswered.add(receiver)
             loop.add_reader(receiver, self._read_reply, one, request, receiver)
-        one.timer = loop.call_later(max(fetch.batch.until_s - store_clock(), 0.0), self._receive, one)
+        one.timer = loop.call_later(max(fetch.batch.until_s - store_clock(), 0.0), self._time_out, one)
         if not one.unanswered:
             self._receive(one)
 
@@ -133,22 +163,37 @@ class Fetcher:
             if not one.unanswered:
                 self._receive(one)
 
-    def _receive(self, one: FetchInProgress) -> None:
-        """Takes the rows that have arrived, after the last reply or at the timeout."""
-        fetch = one.fetch
-        assert fetch is not None
+    def _time_out(self, one: FetchInProgress) -> None:
+        """Takes what has arrived, and waits for nothing else."""
         self._stop_waiting(one)
-        if fetch.batch.redirected:
+        assert one.fetch is not None
+        for request in one.fetch.batch.requests:
+            while not request.ended and request.read(0.0):
+                pass
+            if not request.ended:
+                request.fail(TimeoutError("timed out"))
+        self._receive(one)
+
+    def _receive(self, one: FetchInProgress) -> None:
+        """Takes the rows once all requests have ended."""
+        self._stop_waiting(one)
+        assert one.fetch is not None
+        if one.fetch.batch.redirected:
             assert self._loop is not None
-            one.fetch = None
-            self._run(self._loop, lambda: one.ahead.receive(fetch), one, self._end)
+            self._threads.submit(self._receive_late, one, self._loop)
             return
-        fetched = None
-        try:
-            fetched = one.ahead.receive(fetch)
-        except Exception:
-            log.exception("fetching rows failed")
-        self._end(one, fetched)
+        fetch, one.fetch = one.fetch, None
+        self._end(one, _received(one.ahead, fetch))
+
+    def _receive_late(self, one: FetchInProgress, loop: asyncio.AbstractEventLoop) -> None:
+        """Follows redirects, for which it waits; runs in a thread."""
+        with self._closing:
+            fetch, one.fetch = one.fetch, None
+        if fetch is None:
+            return  # `close` has abandoned it
+        fetched = _received(one.ahead, fetch)
+        with suppress(RuntimeError):  # the loop was closed meanwhile
+            loop.call_soon_threadsafe(self._end, one, fetched)
 
     def _end(self, one: FetchInProgress, fetched: FetchedRows | None) -> None:
         """Passes the rows on, and sends a waiting request."""
@@ -169,25 +214,11 @@ class Fetcher:
                 loop.remove_reader(receiver)
         one.unanswered.clear()
 
-    def _run(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        work: Callable[[], T | None],
-        one: FetchInProgress,
-        then: Callable[[FetchInProgress, T | None], None],
-    ) -> None:
-        """Runs work in a thread, then `then` on the loop with its result; None if it failed."""
 
-        def run() -> None:
-            result = None
-            try:
-                result = work()
-            except Exception:
-                log.exception("fetching rows failed")
-            try:
-                loop.call_soon_threadsafe(then, one, result)
-            except RuntimeError:  # the loop was closed meanwhile
-                if isinstance(result, Fetch):
-                    one.ahead.abandon(result)
-
-        self._threads.submit(run)
+def _received(ahead: RowsAhead, fetch: Fetch) -> FetchedRows | None:
+    """Returns the rows of a request; None if that failed."""
+    try:
+        return ahead.receive(fetch)
+    except Exception:
+        log.exception("fetching rows failed")
+        return None

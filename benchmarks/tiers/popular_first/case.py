@@ -178,7 +178,8 @@ async def run(
             dispatcher, rows, QUERIES // 2, rate, open_s, budget_s, seed
         )
     found["cpu"] = (time.process_time() - cpu) / open_s
-    query, due_s, ended_s = (np.array(column) for column in zip(*answered, strict=True))
+    query, due_s, ended_s = np.array(answered).reshape(-1, 3).T
+    query = query.astype(int)
     calm, took = outside(stalls, due_s, ended_s), ended_s - due_s
     for kind, of in {"hot": hot[query], "cold": ~hot[query]}.items():
         found[kind] = quantiles_ms(took[of])

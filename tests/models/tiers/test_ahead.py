@@ -119,10 +119,13 @@ def test_fetched_rows_are_gathered_without_the_store(server: RedisServer, tmp_pa
     stack.close()
 
 
-def test_batches_with_fetched_rows_are_gathered_like_any(server: RedisServer, tmp_path: Path) -> None:
+@pytest.mark.parametrize("host", [0.9, 0.0])
+def test_batches_with_fetched_rows_are_gathered_like_any(
+    host: float, server: RedisServer, tmp_path: Path
+) -> None:
     """By the short way, for batches whose other rows are in memory."""
     random = np.random.default_rng(5)
-    stack = with_store(server, tmp_path, (0.0, 0.9, 0.0))
+    stack = with_store(server, tmp_path, (0.0, host, 0.0))
     stack.sample.every = 1
     rows, fused = TieredRows(stack), FusedRows(ENCODER.schema, SIZES)
     near, gathered = NearRows(stack.tiers.layout, stack.tiers.prefix, fused), 0
@@ -144,7 +147,7 @@ def test_batches_with_fetched_rows_are_gathered_like_any(server: RedisServer, tm
         with rows.within(replace(view, staged=fetched)):
             found = rows.gather_near(near, batch, np.empty(index.size, np.int64))
             if found is None:
-                assert step % 5 == 4
+                assert step % 5 == 4 or not host
                 continue
             gathered += 1
             own, own_lost, own_figures = found.copy(), rows.take_fallbacks(), stack.figures()
@@ -158,7 +161,7 @@ def test_batches_with_fetched_rows_are_gathered_like_any(server: RedisServer, tm
             for tier, after in tiers.items():
                 half = np.add(before.tables[table][tier], after) / 2
                 np.testing.assert_array_equal(own_figures.tables[table][tier], half)
-    assert gathered > 10
+    assert gathered > 10 or not host
     stack.close()
 
 
