@@ -165,10 +165,11 @@ def remove_old(folder: Path, keep_h: float, max_bytes: int | None, now_s: float)
 
 def _files(hour: Path) -> Iterator[tuple[int, int, Path]]:
     """Yields modification time in ns, bytes and path of each file; tolerates removal by another server."""
-    for file in hour.glob("*.parquet"):
-        with suppress(FileNotFoundError):
-            found = file.stat()
-            yield found.st_mtime_ns, found.st_size, file
+    with suppress(FileNotFoundError):
+        for file in hour.glob("*.parquet"):
+            with suppress(FileNotFoundError):
+                found = file.stat()
+                yield found.st_mtime_ns, found.st_size, file
 
 
 def _hours(folder: Path) -> Iterator[Path]:
