@@ -150,7 +150,7 @@ def test_workers_counts_add_up_and_a_missed_slo_is_the_exit_status(url: str, cli
     port, before = str(_free_port()), read_counters(url)
     # nothing can be answered in a microsecond
     both = ("--rate", "20", "--budget-ms", "0.001", "--stop-timeout", "5", "--host", url, "Rank")
-    users = ("-u", "4", "-r", "4", "-t", "1s", "--expect-workers", "1")
+    users = ("-u", "4", "-r", "4", "-t", "5s", "--expect-workers", "1")
     master = started("--master", "--master-bind-port", port, *users, *both, **environment)
     worker = started("--worker", "--master-port", port, *both, **environment)
     done = finish(master)
