@@ -140,8 +140,8 @@ class TierStack:
         if staged is None or self.tiers.disk is not None or not len(self._host_rows):
             return None
         rows = near.rows(batch)
-        place = staged.places(rows.take(others))
-        if place is None:
+        there, place = staged.find(rows.take(others))
+        if not there.all():
             return None
         with self._gathers.gathering():
             start = clock()

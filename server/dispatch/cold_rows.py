@@ -229,12 +229,13 @@ def divided(looked_up: LookedUpQueries) -> list[LookedUpQueries]:
     is_hot[owners(batch, queries)[others]] = False
     if not is_hot.any():
         return [looked_up]
-    found = []
+    found: list[LookedUpQueries] = []
     for part in (is_hot, ~is_hot):
         own = [query for query, chosen in zip(queries, part.tolist(), strict=True) if chosen]
         cut = batch.take(np.flatnonzero(np.repeat(part, [query.rows for query in queries])))
-        others = looked_up.path.near.others(cut)
-        found.append(LookedUpQueries(looked_up.path, looked_up.view, looked_up.encoder, own, cut, others))
+        # hot queries, which come first, have none
+        rest = looked_up.path.near.others(cut) if found else others[:0]
+        found.append(LookedUpQueries(looked_up.path, looked_up.view, looked_up.encoder, own, cut, rest))
     return found
 
 

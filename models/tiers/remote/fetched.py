@@ -65,11 +65,6 @@ class FetchedRows:
         found = self.rows.take(place) == rows
         return found, place[found]
 
-    def places(self, rows: I64) -> I64 | None:
-        """Returns the positions of rows, int64 [n]; None unless all are here."""
-        place = self.rows.searchsorted(rows)
-        return place if np.array_equal(self.rows.take(place, mode="clip"), rows) else None
-
     def copy(self, place: I64, at: I64, out: Tensor) -> None:
         """Copies rows by position to out[at], on the host. place, at: int64 [n]."""
         out.view(torch.uint8).numpy()[at] = self.values.take(place, 0)
