@@ -9,6 +9,7 @@ import asyncio
 import gc
 import json
 import math
+import os
 import sys
 import time
 from dataclasses import asdict, replace
@@ -20,6 +21,7 @@ import uvloop
 from numpy.typing import NDArray
 
 from benchmarks.stalls import outside, watched
+from benchmarks.tiers.popular_first.arrivals import arriving
 from benchmarks.zipf import zipf
 from polyrec.models.allocator import retain_freed_memory
 from polyrec.models.bundle.bundle import load_bundle
@@ -33,6 +35,8 @@ IN_FLIGHT = 16
 """Queries in flight while throughput is measured."""
 QUERIES = 49152
 """Distinct queries, more than a run has: repeated ones would soon all be in the cache."""
+CLIENT_STARTS_S = 0.5
+"""Time in which the process of the client starts."""
 
 
 def queries(plan: Plan, case: dict[str, Any]) -> tuple[list[Tensors], NDArray[np.bool_]]:
@@ -96,36 +100,49 @@ async def open_loop(
     and how many answers lack rows of the store."""
     random = np.random.default_rng(seed)
     gaps = random.exponential(1 / rate, int(rate * seconds))
-    due = clock() + 0.01 + np.cumsum(gaps)
+    due = (clock() + CLIENT_STARTS_S + np.cumsum(gaps)).tolist()
     answers: list[tuple[int, float, float]] = []
-    lost = degraded = 0
-    finished = asyncio.Event()
+    lost = degraded = number = 0
     left = len(due)
+    loop = asyncio.get_running_loop()
+    finished = loop.create_future()
+
+    def ended() -> None:
+        nonlocal left
+        left -= 1
+        if not left:
+            finished.set_result(None)
 
     def answered(i: int, due_s: float, pending: Any) -> None:
-        nonlocal lost, degraded, left
+        nonlocal lost, degraded
         try:
             degraded += pending.result().degraded
             answers.append((i, due_s, clock()))
         except Exception:
             lost += 1
-        left -= 1
-        if not left:
-            finished.set()
+        ended()
 
-    for number, due_s in enumerate(due.tolist()):
-        # as a server does: sleeps until something comes, and reads all that has come before it executes
-        if due_s > clock():
-            await asyncio.sleep(max(due_s - clock(), 0))
-        i = (first + number) % len(rows)
-        try:
-            pending = dispatcher.submit(rows[i], due_s, budget_s).payload.answer
-        except Exception:
-            lost, left = lost + 1, left - 1
-            continue
-        pending.listen(lambda p, i=i, due_s=due_s: answered(i, due_s, p))
-    if left:
-        await finished.wait()
+    def submit_arrived(arrivals: int) -> None:
+        """Submits all queries that have arrived before any is executed, as a server does."""
+        nonlocal lost, number
+        come = len(os.read(arrivals, 1 << 12))
+        if not come and number < len(due):
+            finished.set_exception(RuntimeError("the process of the client has ended"))
+        for due_s in due[number : number + come]:
+            i = (first + number) % len(rows)
+            number += 1
+            try:
+                pending = dispatcher.submit(rows[i], due_s, budget_s).payload.answer
+            except Exception:
+                lost += 1
+                ended()
+            else:
+                pending.listen(lambda p, i=i, due_s=due_s: answered(i, due_s, p))
+
+    with arriving(due) as arrivals:
+        loop.add_reader(arrivals, submit_arrived, arrivals)
+        await finished
+        loop.remove_reader(arrivals)
     return answers, lost, degraded
 
 
