@@ -12,7 +12,7 @@ from polyrec.models.embeddings.store import FloatRows
 from polyrec.models.embeddings.table import TableStage
 from polyrec.models.powers import next_power_of_two
 from polyrec.models.schema.batch import F32, I64, Batch
-from polyrec.models.tiers.prefix import NearRows
+from polyrec.models.tiers.near.near_rows import NearRows
 from polyrec.models.tiers.rows import TieredRows
 from polyrec.models.tiers.shared.slab_reader import SlabReader
 
@@ -31,7 +31,7 @@ class HostTable:
         self._bases = stage.rows.bases("context"), stage.rows.bases("candidate")
         self._gather = gather
         store = stage.store
-        self._tiers = store if isinstance(store, TieredRows) and store.stack.releaser is None else None
+        self._tiers = store if isinstance(store, TieredRows) else None
         if self._tiers is not None:
             tiers = self._tiers.stack.tiers
             self._near = NearRows(tiers.layout, tiers.prefix, stage.rows)

@@ -11,12 +11,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from polyrec.models.embeddings.lookups import FusedRows
-from polyrec.models.schema.batch import I64, Batch
+from polyrec.models.schema.batch import I64
 from polyrec.models.tiers.layout import HOST, TierLayout
 from polyrec.models.tiers.tier_settings import TierSettings
-
-NONE: I64 = np.empty(0, np.int64)
 
 
 class Prefix:
@@ -82,69 +79,6 @@ class Prefix:
     def _accesses(self, i: int) -> I64:
         """Returns the accesses of one range's rows, int64 [rows], non-increasing."""
         return self._counts[int(self._layout.table[self._ranges[i]])][: self._sizes[i]]
-
-
-class NearRows:
-    """Locates the hottest rows of each table with one comparison and one addition per block of a batch.
-
-    They are contiguous in host memory. If the rank of a single-valued feature is below a limit, its address
-    is the rank plus a constant. Tests compare it with `RowLocations.locate`, which locates any rows.
-    fused: positions of the features' tables in the fused weight.
-    """
-
-    def __init__(self, layout: TierLayout, prefix: Prefix | None, fused: FusedRows) -> None:
-        self._prefix = prefix
-        self._bases = fused.bases("context"), fused.bases("candidate")
-        self._range = [layout.segments(own) for own in self._bases]
-        near = [layout.tier[own] == HOST for own in self._range]
-        self._limits = [layout.counts[own] * host for own, host in zip(self._range, near, strict=True)]
-        self._first = [
-            layout.local(own, ranges) for own, ranges in zip(self._bases, self._range, strict=True)
-        ]
-        self._ranges = [np.bincount(own, minlength=layout.tier.size) for own in self._range]
-
-    def others(self, batch: Batch) -> I64 | None:
-        """Returns the lookups of a batch whose rows are elsewhere, int64 [n]; None for batches with bags.
-
-        Lookups are numbered as in `rows`. `RowLocations` may find some of them in memory too, as in a cache.
-        """
-        context, candidate = batch.context, batch.candidate
-        if context.bag_values.size or candidate.bag_values.size:
-            return None
-        first, second = self._limits
-        prefix = self._prefix
-        if prefix is not None and prefix.released:
-            ends = prefix.ends
-            first, second = (
-                np.minimum(limits, ends.take(ranges) - bases)
-                for limits, ranges, bases in zip(self._limits, self._range, self._bases, strict=True)
-            )
-        far = context.ranks >= first, candidate.ranks >= second
-        if not (far[1].any() or far[0].any()):
-            return NONE
-        return np.flatnonzero(np.concatenate((far[0].ravel(), far[1].ravel())))
-
-    def addresses(self, batch: Batch, out: I64) -> None:
-        """Writes the host memory addresses of a batch's rows, int64 [lookups]; wrong ones for `others`."""
-        _add(batch, self._first, out)
-
-    def rows(self, batch: Batch) -> I64:
-        """Returns the rows of the fused weight that a batch looks up, contexts first, int64 [lookups]."""
-        out = np.empty(batch.context.ranks.size + batch.candidate.ranks.size, np.int64)
-        _add(batch, self._bases, out)
-        return out
-
-    def lookups(self, batch: Batch) -> I64:
-        """Returns the number of lookups in each range of the layout, of a batch without `others`."""
-        first, second = self._ranges
-        return batch.context.rows * first + batch.candidate.rows * second
-
-
-def _add(batch: Batch, constants: Sequence[I64], out: I64) -> None:
-    """Adds each feature's constant to the ranks of both blocks."""
-    context, candidate = batch.context.ranks, batch.candidate.ranks
-    np.add(context, constants[0], out[: context.size].reshape(context.shape))
-    np.add(candidate, constants[1], out[context.size :].reshape(candidate.shape))
 
 
 def share_with_cache(

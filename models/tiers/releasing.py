@@ -98,7 +98,15 @@ class PrefixReleaser:
         self._pinned: tuple[int, I64] | None = None
 
     def count_batch(self, where: RowLocations) -> None:
-        """Counts a batch, and releases rows if due."""
+        """Counts a batch like `count`."""
+        in_memory = int((where.tier == HOST).sum())
+        self.count(where.local.size, in_memory, self._prefix.hits(where.rows, where.segment))
+
+    def count(self, lookups: int, in_memory: int, colder: int) -> None:
+        """Counts a batch's lookups, and releases rows if due.
+
+        in_memory: those that the prefix answers. colder: see `Prefix.hits`.
+        """
         if not self._lock.acquire(blocking=False):
             return  # another thread is counting or releasing
         try:
@@ -109,12 +117,7 @@ class PrefixReleaser:
             if not prefix.releasable:
                 return
             returned = cache.returned
-            self._split.count_batch(
-                where.local.size,
-                int((where.tier == HOST).sum()),
-                prefix.hits(where.rows, where.segment),
-                returned - self._returned,
-            )
+            self._split.count_batch(lookups, in_memory, colder, returned - self._returned)
             self._returned = returned
             self._due = self._due or self._split.due(prefix.releasable, cache.remembered)
             if self._due:

@@ -15,7 +15,7 @@ from polyrec.models.embeddings.store import first_columns, pool_gathered
 from polyrec.models.powers import next_power_of_two
 from polyrec.models.schema.batch import F32, I64, Batch
 from polyrec.models.tiers.device.fused import FusedLookups, can_fuse
-from polyrec.models.tiers.prefix import NearRows
+from polyrec.models.tiers.near.near_rows import NearRows
 from polyrec.models.tiers.stack import TierStack
 from polyrec.models.tiers.view import View
 
@@ -92,14 +92,14 @@ class TieredRows:
         """Gathers the rows of a batch like `gather`; returns None for batches that need more than memory and
         fetched rows, or have updates.
 
-        address: int64 [lookups], overwritten. Requires tiers without a device and without rows to release.
+        address: int64 [lookups], overwritten. Requires tiers without a device.
         """
         count = address.size
         if self._bytes.shape[0] < count:
             self._bytes = np.empty((next_power_of_two(count), self.row_format.bytes), np.uint8)
         out = self._bytes[:count]
         with self._batch_view() as view:
-            lost = self.stack.gather_near(view, near, batch, address, out)
+            lost = self.stack.near.gather(view, near, batch, address, out)
         if lost is None:
             return None
         self._fallbacks += lost

@@ -20,14 +20,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyrec.models.schema.batch import I64, Batch
+from polyrec.models.schema.batch import I64
 from polyrec.models.schema.encoder import Encoder
 from polyrec.models.schema.vocabulary import Value
 from polyrec.models.tiers.ahead import RowsAhead
 from polyrec.models.tiers.disk.disk import DiskTier
 from polyrec.models.tiers.figures import Counters, Figures
 from polyrec.models.tiers.layout import DEVICE, DISK, HOST, REMOTE, RowLocations
-from polyrec.models.tiers.prefix import NearRows
+from polyrec.models.tiers.near.gather import NearGather
 from polyrec.models.tiers.releasing import Gathers, PrefixReleaser
 from polyrec.models.tiers.shared.resolved import Resolved
 from polyrec.models.tiers.slab import Bytes
@@ -81,10 +81,12 @@ class TierStack:
         self._counting = threading.Lock()
         self._gathers = Gathers()
         self.ahead = RowsAhead(tiers, self._gathers, self._counters)
-        self._host_rows = tiers.slab.row_bytes()
         self.releaser = None
         if tiers.prefix is not None:
             self.releaser = PrefixReleaser(tiers, self._gathers, self._writer.moving, self._writer.file_soon)
+        self.near = NearGather(
+            tiers, self._gathers, self.sample, self._counters, self._counting, self.releaser
+        )
 
     @property
     def device(self) -> torch.device:
@@ -106,61 +108,6 @@ class TierStack:
         counters = self._counters if counted else self._uncounted
         with self._gathers.gathering():
             return self._gather(counters, view, rows, out, counted)
-
-    def gather_near(self, view: View, near: NearRows, batch: Batch, address: I64, out: Bytes) -> int | None:
-        """Gathers a batch whose rows are in host memory, or were fetched from the store for this view.
-
-        address: int64 [lookups], overwritten. out: uint8 [lookups, bytes per row].
-        Returns the number of rows that the store did not return; None, with nothing done, for other batches
-        and for views with updates.
-        """
-        others = None if view.layers else near.others(batch)
-        if others is None:
-            return None
-        if others.size:
-            return self._gather_fetched(view, near, batch, others, address, out)
-        with self._gathers.gathering():
-            start = clock()
-            near.addresses(batch, address)
-            # "clip" skips bounds checks, for which numpy would buffer its output
-            self._host_rows.take(address, 0, out, "clip")
-            if self.sample.every:
-                self.sample.note(view.order, near.rows(batch))
-            with self._counting:
-                self._counters.batches += 1
-                self._counters.lookups += near.lookups(batch)
-                self._counters.seconds["host"] += clock() - start
-        return 0
-
-    def _gather_fetched(
-        self, view: View, near: NearRows, batch: Batch, others: I64, address: I64, out: Bytes
-    ) -> int | None:
-        """Like `gather_near`, for a batch with `others`; without a disk they are all in the store."""
-        staged = view.staged
-        if staged is None or self.tiers.disk is not None or not len(self._host_rows):
-            return None
-        rows = near.rows(batch)
-        there, place = staged.find(rows.take(others))
-        if not there.all():
-            return None
-        with self._gathers.gathering():
-            start = clock()
-            near.addresses(batch, address)
-            # `others` get some row, and then their own
-            self._host_rows.take(address, 0, out, "clip")
-            out[others] = staged.values.take(place, 0)
-            self.sample.note(view.order, rows)
-            lost = others[staged.lost.take(place)]
-            segments = self.tiers.layout.segments(rows)
-            with self._counting:
-                counters = self._counters
-                counters.batches += 1
-                counters.seconds["host"] += clock() - start
-                counters.lookup(segments)
-                if lost.size:
-                    counters.fallbacks += lost.size
-                    counters.miss(segments.take(lost))
-        return lost.size
 
     def pool(self, view: View, rows: I64, read: Read) -> int:
         """Locates rows like `gather`, for callers that read device and host memory themselves (fused.py).

@@ -15,9 +15,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from polyrec.models.embeddings.lookups import FusedRows
 from polyrec.models.schema.batch import Batch
 from polyrec.models.schema.schema import Schema
+from polyrec.models.tiers.near.near_rows import NearRows
 from polyrec.models.tiers.shared.resolved import Resolved
 from polyrec.models.tiers.stack import TierStack
-from polyrec.server.lanes.tiered_runtime import TieredBatch
+from polyrec.server.lanes.tiered_runtime import BatchView, TieredBatch
 
 
 class PathRows:
@@ -27,18 +28,33 @@ class PathRows:
         self.stack = stack
         layout = stack.tiers.layout
         self._rows = FusedRows(schema, dict(zip(layout.tables, layout.sizes, strict=True)))
+        self._near = NearRows(layout, stack.tiers.prefix, self._rows)
 
     def resolve(self, batch: Batch) -> Resolved:
         """Finds the rows of a batch in its view, and counts lost rows there.
 
         Raises OSError, see `TierStack`.
         """
-        if not isinstance(batch, TieredBatch) or batch.batch_view is None:
-            raise TypeError("a batch over tiers needs the view that it was encoded in")
-        rows = self._rows.lookups(batch).in_order()
-        resolved = self.stack.resolve(batch.batch_view.view, rows)
-        batch.batch_view.lost += resolved.lost
+        batch_view = _view_of(batch)
+        resolved = self.stack.resolve(batch_view.view, self._rows.lookups(batch).in_order())
+        batch_view.lost += resolved.lost
         return resolved
+
+    def resolve_at_once(self, batch: Batch) -> Resolved | None:
+        """Like `resolve`; returns None, with nothing done, if that might wait for a file or the store."""
+        batch_view = _view_of(batch)
+        resolved = self.stack.near.resolve(batch_view.view, self._near, batch)
+        if resolved is None:
+            return None if self.stack.waits else self.resolve(batch)
+        batch_view.lost += resolved.lost
+        return resolved
+
+
+def _view_of(batch: Batch) -> BatchView:
+    """Returns the view that a batch was encoded in. Raises TypeError if it has none."""
+    if not isinstance(batch, TieredBatch) or batch.batch_view is None:
+        raise TypeError("a batch over tiers needs the view that it was encoded in")
+    return batch.batch_view
 
 
 Resolution = Resolved | Exception
@@ -57,13 +73,15 @@ class Resolver:
 
         Calls it before returning if there is nothing to wait for, and never if `release` comes first.
         """
-        if not rows.stack.waits:
-            done: Future[Resolved] = Future()
+        done: Future[Resolved] = Future()
+        try:
+            found = rows.resolve_at_once(batch)
+            if found is not None:
+                done.set_result(found)
+        except Exception as e:
+            done.set_exception(e)
+        if done.done():
             self._resolving = done
-            try:
-                done.set_result(rows.resolve(batch))
-            except Exception as e:
-                done.set_exception(e)
             on_resolved(_outcome(done))
             return
         if self._threads is None:

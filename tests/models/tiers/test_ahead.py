@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from polyrec.models.embeddings.lookups import FusedRows
 from polyrec.models.schema.batch import I64
 from polyrec.models.tiers.layout import DISK, REMOTE
-from polyrec.models.tiers.prefix import NearRows
+from polyrec.models.tiers.near.near_rows import NearRows
 from polyrec.models.tiers.remote.fetched import FetchedRows
 from polyrec.models.tiers.rows import TieredRows
 from polyrec.models.tiers.stack import TierStack
@@ -23,7 +23,7 @@ from polyrec.models.tiers.updates.update import TableUpdate, apply_update
 from polyrec.models.tiers.view import View
 from tests.models.random_batches import random_batch
 from tests.models.tiers.redis_server import RedisServer
-from tests.models.tiers.worlds import encoder_of, flat_weight, row_of, world
+from tests.models.tiers.worlds import check_resolved, encoder_of, flat_weight, row_of, world
 
 SIZES = {"a": 3000, "b": 500}
 ENCODER = encoder_of(SIZES)
@@ -161,6 +161,7 @@ def test_batches_with_fetched_rows_are_gathered_like_any(
             for tier, after in tiers.items():
                 half = np.add(before.tables[table][tier], after) / 2
                 np.testing.assert_array_equal(own_figures.tables[table][tier], half)
+        check_resolved(stack, replace(view, staged=fetched), near, batch, index)
     assert gathered > 10 or not host
     stack.close()
 

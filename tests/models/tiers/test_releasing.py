@@ -9,14 +9,17 @@ import numpy as np
 import pytest
 import torch
 
+from polyrec.models.embeddings.lookups import FusedRows
 from polyrec.models.schema.batch import I64
+from polyrec.models.tiers.near.near_rows import NearRows
 from polyrec.models.tiers.releasing import Gathers
 from polyrec.models.tiers.rows import TieredRows
 from polyrec.models.tiers.stack import TierStack
 from polyrec.models.tiers.updates.drift import Drift
 from polyrec.models.tiers.updates.update import TableUpdate, apply_update
 from polyrec.models.tiers.view import View
-from tests.models.tiers.worlds import encoder_of, row_of, world
+from tests.models.random_batches import random_batch
+from tests.models.tiers.worlds import check_resolved, encoder_of, row_of, world
 
 SIZES = {"a": 6000, "b": 300}
 
@@ -194,4 +197,33 @@ def test_a_gather_that_began_before_is_waited_for() -> None:
 def test_host_rows_stay_where_a_device_reads_them_by_their_addresses(tmp_path: Path) -> None:
     stack = world(encoder_of(SIZES), tmp_path, (0.1, 0.4, 0.5), cache_bytes=600_000)
     assert stack.tiers.prefix is None
+    stack.close()
+
+
+def test_hot_batches_are_gathered_and_counted_like_any_while_rows_are_released(stack: TierStack) -> None:
+    encoder, random = stack.views.newest.encoder, np.random.default_rng(2)
+    assert encoder is not None
+    prefix, releaser, layout = stack.tiers.prefix, stack.releaser, stack.tiers.layout
+    assert prefix is not None
+    assert releaser is not None
+    rows, fused = TieredRows(stack), FusedRows(encoder.schema, SIZES)
+    near = NearRows(layout, prefix, fused)
+    hot = colder = 0
+    for _ in range(60):
+        drawn = {table: max(int(size * random.random() / 2), 1) for table, size in SIZES.items()}
+        batch = random_batch(random, encoder.schema, drawn, int(random.integers(1, 30)))
+        index = fused.lookups(batch).singles
+        found = rows.gather_near(near, batch, np.empty(index.size, np.int64))
+        ranges = layout.segments(index)
+        assert (found is None) == bool((index >= prefix.ends.take(ranges)).any())
+        if found is not None:
+            hot += 1
+            colder += near.colder(batch)
+            np.testing.assert_array_equal(found, rows.gather(torch.from_numpy(index)).numpy())
+            assert near.colder(batch) == prefix.hits(index, ranges)
+            check_resolved(stack, stack.views.newest, near, batch, index)
+        releaser.release(min(40, prefix.releasable))
+    assert prefix.released > 1000
+    assert 10 < hot < 60
+    assert colder
     stack.close()

@@ -14,13 +14,14 @@ from polyrec.models.dlrm.precision import Precision
 from polyrec.models.embeddings.lookups import FusedRows
 from polyrec.models.embeddings.store import open_rows, quantize
 from polyrec.models.schema.batch import I64
+from polyrec.models.tiers.near.near_rows import NearRows
 from polyrec.models.tiers.opening import open_stack, rows_of_weight
-from polyrec.models.tiers.prefix import NearRows
 from polyrec.models.tiers.row_format import RowFormat
 from polyrec.models.tiers.rows import TieredRows
 from polyrec.models.tiers.stack import TierStack
 from polyrec.models.tiers.tier_settings import TierSettings
 from tests.models.random_batches import random_batch, random_schema, random_table_rows
+from tests.models.tiers.worlds import check_resolved
 
 PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16", "int8", "int4")
 
@@ -116,7 +117,6 @@ def test_rows_of_hot_batches_are_those_of_any_gather(
     sizes = random_table_rows(random, schema)
     row_format, total = RowFormat(8, precision), sum(sizes.values())
     cuts = {t: {"host": n - n // 3, "disk": n // 3} for t, n in sizes.items()}
-    # no room for an index of the prefix, which therefore stays
     settings = TierSettings.model_validate({"cuts": cuts, "cache_bytes": 4096, "directory": tmp_path})
     weight = packed(random, total, 8, precision)
     stack = open_stack(rows_of_weight(weight, row_format, sizes), settings)
@@ -152,6 +152,7 @@ def test_rows_of_hot_batches_are_those_of_any_gather(
             for tier, after in tiers.items():
                 half = np.add(before[table][tier], after) / 2
                 np.testing.assert_array_equal(own[table][tier], half)
+        check_resolved(stack, stack.views.newest, near, batch, index)
     assert gathered > 10
     stack.close()
 

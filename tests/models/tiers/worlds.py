@@ -9,16 +9,18 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from polyrec.models.schema.batch import I64
+from polyrec.models.schema.batch import I64, Batch
 from polyrec.models.schema.encoder import Encoder
 from polyrec.models.schema.schema import Categorical, Label, Schema, Split
 from polyrec.models.schema.vocabulary import Vocabulary
+from polyrec.models.tiers.near.near_rows import NearRows
 from polyrec.models.tiers.opening import open_stack, rows_of_weight
 from polyrec.models.tiers.row_format import RowFormat
 from polyrec.models.tiers.rows import TieredRows
 from polyrec.models.tiers.stack import TierStack
 from polyrec.models.tiers.tier_settings import TierSettings
 from polyrec.models.tiers.updates.changes import Changes
+from polyrec.models.tiers.view import View
 
 WIDTH = 8
 FORM = RowFormat(WIDTH, "fp32")
@@ -90,3 +92,22 @@ def check_remote_rows(stack: TierStack, encoder: Encoder) -> None:
     assert rows.take_fallbacks() == 0
     level = stack.figures().levels["remote"]
     assert level.lookups == level.hits > 500
+
+
+def check_resolved(stack: TierStack, view: View, near: NearRows, batch: Batch, rows: I64) -> None:
+    """Asserts that `NearGather.resolve` finds what `TierStack.resolve` does. rows: of the batch."""
+    expected, found = stack.resolve(view, rows), stack.near.resolve(view, near, batch)
+    assert found is not None
+    assert not stack.idle
+    np.testing.assert_array_equal(found.at, expected.at)
+    np.testing.assert_array_equal(found.values, expected.values)
+    in_slab = np.ones(rows.size, bool)
+    in_slab[found.at] = False
+    np.testing.assert_array_equal(found.addresses[in_slab], expected.addresses[in_slab])
+    # a worker gathers all, before it overwrites those given by value
+    assert found.addresses.min() >= 0
+    assert found.addresses.max() < len(stack.tiers.slab.view)
+    assert found.lost == expected.lost
+    expected.release()
+    found.release()
+    assert stack.idle

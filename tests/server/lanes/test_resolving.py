@@ -16,13 +16,17 @@ from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.embeddings.table import TableStage
 from polyrec.models.runtimes import open_runtime
 from polyrec.models.schema.batch import F32, Batch
+from polyrec.models.tiers.layout import HOST
 from polyrec.models.tiers.stack import TierStack
 from polyrec.models.tiers.stage import open_tiers
 from polyrec.models.tiers.tier_settings import TierSettings
 from polyrec.planner.plan import PlannedLane
 from polyrec.server.lanes.lane import Lane, LaneDied
 from polyrec.server.lanes.opening import LaneOpening, Paths
+from polyrec.server.lanes.resolving import PathRows
 from polyrec.server.lanes.tiered_runtime import BatchView, TieredRuntime
+from tests.models.random_batches import random_batch
+from tests.models.tiers.worlds import encoder_of, world
 from tests.server.lanes.conftest import MakeBatch
 from tests.server.lanes.lane_calls import LIVENESS_S, executed, settled_future
 
@@ -83,6 +87,29 @@ def test_a_process_lane_answers_as_a_runtime_in_the_servers_process(
     asyncio.run(ask())
     assert stack.idle
     assert not stack.views.newest.readers
+
+
+def test_batches_of_hot_rows_are_resolved_without_a_thread(tmp_path: Path) -> None:
+    sizes, random = {"a": 3000, "b": 500}, np.random.default_rng(1)
+    encoder = encoder_of(sizes)
+    stack = world(encoder, tmp_path, (0.0, 0.5, 0.5), shared=True)
+    rows = PathRows(stack, encoder.schema)
+    layout = stack.tiers.layout
+    hottest = dict(zip(sizes, layout.counts[layout.tier == HOST].tolist(), strict=True))
+    for drawn, at_once in ((hottest, True), (sizes, False)):
+        batch = random_batch(random, encoder.schema, drawn, 40)
+        batch_view = BatchView.enter(stack)
+        found = rows.resolve_at_once(batch_view.attach(batch))
+        assert (found is not None) == at_once
+        if found is not None:
+            expected = rows.resolve(batch_view.attach(batch))
+            np.testing.assert_array_equal(found.addresses, expected.addresses)
+            assert found.at.size == expected.at.size == 0
+            expected.release()
+            found.release()
+        batch_view.leave()
+    assert stack.idle
+    stack.close()
 
 
 def test_a_lane_that_is_killed_comes_back_with_the_rows_as_updated(
