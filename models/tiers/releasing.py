@@ -98,29 +98,30 @@ class PrefixReleaser:
         self._pinned: tuple[int, I64] | None = None
 
     def count_batch(self, where: RowLocations) -> None:
-        """Counts a batch like `count`."""
+        """Counts a batch by its locations, see `count`."""
         in_memory = int((where.tier == HOST).sum())
-        self.count(where.local.size, in_memory, self._prefix.hits(where.rows, where.segment))
+        self.count(where.local.size, in_memory, lambda: self._prefix.hits(where.rows, where.segment))
 
-    def count(self, lookups: int, in_memory: int, colder: int) -> None:
+    def count(self, lookups: int, in_memory: int, colder: Callable[[], int], release: bool = True) -> None:
         """Counts a batch's lookups, and releases rows if due.
 
-        in_memory: those that the prefix answers. colder: see `Prefix.hits`.
+        in_memory: those in host memory, by the layout. colder: returns `Prefix.hits` of the batch.
+        release: False leaves what is due to the next batch, as releasing many rows takes milliseconds.
         """
         if not self._lock.acquire(blocking=False):
             return  # another thread is counting or releasing
         try:
-            if self._pinned is not None and self._gathers.ended(self._pinned[0]):
+            if release and self._pinned is not None and self._gathers.ended(self._pinned[0]):
                 self._disk.unpin(self._pinned[1])
                 self._pinned = None
             prefix, cache = self._prefix, self._disk.row_cache
             if not prefix.releasable:
                 return
             returned = cache.returned
-            self._split.count_batch(lookups, in_memory, colder, returned - self._returned)
+            self._split.count_batch(lookups, in_memory, colder(), returned - self._returned)
             self._returned = returned
             self._due = self._due or self._split.due(prefix.releasable, cache.remembered)
-            if self._due:
+            if self._due and release:
                 self.release(min(self._due, AT_ONCE))
         finally:
             self._lock.release()

@@ -92,10 +92,10 @@ class TieredRows:
         """Gathers the rows of a batch like `gather`; returns None for batches that need more than memory and
         fetched rows, or have updates.
 
-        address: int64 [lookups], overwritten. Requires tiers without a device.
+        address: int64 [lookups], overwritten.
         """
         count = address.size
-        if self._bytes.shape[0] < count:
+        if self._bytes.shape[0] < max(count, 1):
             self._bytes = np.empty((next_power_of_two(count), self.row_format.bytes), np.uint8)
         out = self._bytes[:count]
         with self._batch_view() as view:

@@ -2,8 +2,8 @@
 
 Only the server process owns the tiers: it moves rows, reads files and applies updates. A process lane just
 maps the tiers' slab (polyrec.models.tiers.shared.slab_reader). So a lane that dies loses nothing, and every
-lane sees an update at once. Resolving that must wait for a file or a remote store runs in a thread, so that
-the event loop is not blocked.
+lane sees an update at once. Resolving that may wait for a file or a remote store runs in a thread, so that
+the event loop is not blocked; batches of hot or fetched rows never do.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class PathRows:
         return resolved
 
     def resolve_at_once(self, batch: Batch) -> Resolved | None:
-        """Like `resolve`; returns None, with nothing done, if that might wait for a file or the store."""
+        """Like `resolve`; returns None, with nothing done, unless it is known not to wait."""
         batch_view = _view_of(batch)
         resolved = self.stack.near.resolve(batch_view.view, self._near, batch)
         if resolved is None:

@@ -14,13 +14,18 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from polyrec.server.clock import clock
+
 AHEAD_S = 100e-6
 """Time before an arrival at which sleep ends, since it ends that much too late; the rest is waited out."""
 
 
 @contextmanager
 def arriving(due_s: Sequence[float]) -> Iterator[int]:
-    """Yields a file descriptor with a byte for each arrival. due_s: times of `time.monotonic`, ascending."""
+    """Yields a file descriptor with a byte for each arrival. due_s: times of the server's clock, ascending.
+
+    Raises RuntimeError at the end if the client was not ready for the first arrival.
+    """
     command = [sys.executable, "-m", "benchmarks.tiers.popular_first.arrivals"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as client:
         assert client.stdin is not None
@@ -28,15 +33,19 @@ def arriving(due_s: Sequence[float]) -> Iterator[int]:
         client.stdin.write(array.array("d", due_s).tobytes())
         client.stdin.close()
         yield client.stdout.fileno()
+    if client.returncode:
+        raise RuntimeError("the client's process failed, or started after the first arrival")
 
 
 def main() -> None:
     due_s = array.array("d", sys.stdin.buffer.read())
+    if due_s and clock() > due_s[0]:
+        sys.exit(1)
     for at_s in due_s:
-        left_s = at_s - time.monotonic() - AHEAD_S
+        left_s = at_s - clock() - AHEAD_S
         if left_s > 0:
             time.sleep(left_s)
-        while time.monotonic() < at_s:
+        while clock() < at_s:
             pass
         os.write(1, b".")
 

@@ -126,8 +126,11 @@ async def open_loop(
         """Submits all queries that have arrived before any is executed, as a server does."""
         nonlocal lost, number
         come = len(os.read(arrivals, 1 << 12))
-        if not come and number < len(due):
-            finished.set_exception(RuntimeError("the process of the client has ended"))
+        if not come:
+            # at its end, a pipe can be read all the time
+            loop.remove_reader(arrivals)
+            if number < len(due) and not finished.done():
+                finished.set_exception(RuntimeError("the process of the client has ended"))
         for due_s in due[number : number + come]:
             i = (first + number) % len(rows)
             number += 1
@@ -139,10 +142,14 @@ async def open_loop(
             else:
                 pending.listen(lambda p, i=i, due_s=due_s: answered(i, due_s, p))
 
+    if not due:
+        return answers, lost, degraded
     with arriving(due) as arrivals:
         loop.add_reader(arrivals, submit_arrived, arrivals)
-        await finished
-        loop.remove_reader(arrivals)
+        try:
+            await finished
+        finally:
+            loop.remove_reader(arrivals)
     return answers, lost, degraded
 
 

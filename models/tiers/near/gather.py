@@ -1,6 +1,6 @@
 """Gathers batches whose rows are the hottest ones of host memory, or were fetched from the store for them.
 
-Most batches of a well-cut model are such, and need neither the search of all tiers nor anything to wait for.
+Most batches of a well-cut model are such. They need no search of the tiers and wait for nothing.
 `TierStack.gather` and `TierStack.resolve` do the same for any batch; tests compare them.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from typing import NamedTuple
 
 import numpy as np
 
@@ -24,8 +25,22 @@ from polyrec.models.tiers.view import View
 clock = time.perf_counter
 
 
+class NearBatch(NamedTuple):
+    """Where the rows of a batch are.
+
+    rows: int64 [lookups], of the fused weight; empty if all are near and none are sampled.
+    others: int64 [n], lookups whose rows were fetched. values: uint8 [n, bytes per row], these rows.
+    lost: int64 [m], those of `others` that the store did not return.
+    """
+
+    rows: I64
+    others: I64
+    values: Bytes
+    lost: I64
+
+
 class NearGather:
-    """Gathers near and fetched rows of one stack without a device. Thread-safe.
+    """Gathers near and fetched rows of one stack. Thread-safe.
 
     gathers, sample, counters, counting, releaser: those of the stack.
     """
@@ -42,6 +57,8 @@ class NearGather:
         self._tiers, self._gathers, self._sample = tiers, gathers, sample
         self._counters, self._counting, self._releaser = counters, counting, releaser
         self._host_rows = tiers.slab.row_bytes()
+        # rows that are not near are all in the store, if there is neither a disk nor a device
+        self._fetches = tiers.disk is None and tiers.device is None and len(self._host_rows) > 0
 
     def gather(self, view: View, near: NearRows, batch: Batch, address: I64, out: Bytes) -> int | None:
         """Gathers the rows of a batch.
@@ -55,75 +72,75 @@ class NearGather:
             found = self._find(view, near, batch)
             if found is None:
                 return None
-            others, place = found
             start = clock()
             near.addresses(batch, address)
             # "clip" skips bounds checks, for which numpy would buffer its output; `others` get some row
             self._host_rows.take(address, 0, out, "clip")
-            if others.size:
-                assert view.staged is not None
-                out[others] = view.staged.values.take(place, 0)
-            return self._count(view, near, batch, others, place, start)
+            if found.others.size:
+                out[found.others] = found.values
+            self._count(view, near, batch, found, clock() - start)
+            if self._releaser is not None:
+                self._releaser.count(address.size, address.size, lambda: near.colder(batch))
+            return int(found.lost.size)
 
     def resolve(self, view: View, near: NearRows, batch: Batch) -> Resolved | None:
         """Locates the rows of a batch for a process that maps the slab, see `TierStack.resolve`.
 
-        Returns None for the batches for which `gather` does.
+        Returns None, with nothing done, for the batches for which `gather` does. Never waits: rows of the
+        prefix that are due to be released are left to a batch that is resolved by the stack.
         """
-        number = self._gathers.begin()
+        number = self._gathers.begin()  # ended by `Resolved.release`
         try:
             found = self._find(view, near, batch)
             if found is None:
                 self._gathers.end(number)
                 return None
-            others, place = found
-            start = clock()
             address = np.empty(batch.context.ranks.size + batch.candidate.ranks.size, np.int64)
             near.addresses(batch, address)
-            values = self._host_rows[:0]
-            if others.size:
-                assert view.staged is not None
-                address[others] = 0
-                values = view.staged.values.take(place, 0)
-            lost = self._count(view, near, batch, others, place, start)
+            address[found.others] = 0
+            self._count(view, near, batch, found, 0.0)
+            if self._releaser is not None:
+                self._releaser.count(address.size, address.size, lambda: near.colder(batch), release=False)
         except BaseException:
             self._gathers.end(number)
             raise
         addresses = self._tiers.slab.row_addresses(address)
-        return Resolved(addresses, others, values, lost, self._gathers, number)
+        return Resolved(addresses, found.others, found.values, found.lost.size, self._gathers, number)
 
-    def _find(self, view: View, near: NearRows, batch: Batch) -> tuple[I64, I64] | None:
-        """Returns the lookups that are not near, and their positions in `view.staged`."""
-        others = None if view.layers else near.others(batch)
-        if others is None:
+    def _find(self, view: View, near: NearRows, batch: Batch) -> NearBatch | None:
+        """Finds the rows of a batch; None if some are neither near nor fetched."""
+        staged = view.staged
+        if view.layers:
             return None
-        if not others.size:
-            return others, others
-        # without a disk, all `others` are in the store
-        if view.staged is None or self._tiers.disk is not None or not len(self._host_rows):
-            return None
-        there, place = view.staged.find(near.rows(batch).take(others))
-        return (others, place) if there.all() else None
-
-    def _count(self, view: View, near: NearRows, batch: Batch, others: I64, place: I64, start: float) -> int:
-        """Counts a gathered batch; returns the number of lost rows."""
-        counters, lost = self._counters, NONE
+        if staged is None or not self._fetches:
+            if not near.has_all(batch):
+                return None
+            others = NONE
+        else:
+            found = near.others(batch)
+            if found is None:
+                return None
+            others = found
         rows = near.rows(batch) if others.size or self._sample.every else NONE
-        self._sample.note(view.order, rows)
+        if staged is None or not others.size:
+            return NearBatch(rows, NONE, self._host_rows[:0], NONE)
+        there, place = staged.find(rows.take(others))
+        if not there.all():
+            return None
+        return NearBatch(rows, others, staged.values.take(place, 0), others[staged.lost.take(place)])
+
+    def _count(self, view: View, near: NearRows, batch: Batch, found: NearBatch, host_s: float) -> None:
+        """Counts a batch. host_s: seconds of reading host memory."""
+        counters, lost = self._counters, found.lost
+        self._sample.note(view.order, found.rows)
         with self._counting:
             counters.batches += 1
-            counters.seconds["host"] += clock() - start
-            if not others.size:
+            counters.seconds["host"] += host_s
+            if not found.others.size:
                 counters.lookups += near.lookups(batch)
-            else:
-                assert view.staged is not None
-                segments = self._tiers.layout.segments(rows)
-                counters.lookup(segments)
-                lost = others[view.staged.lost.take(place)]
-                if lost.size:
-                    counters.fallbacks += lost.size
-                    counters.miss(segments.take(lost))
-        if self._releaser is not None:
-            lookups = batch.context.ranks.size + batch.candidate.ranks.size
-            self._releaser.count(lookups, lookups, near.colder(batch))
-        return int(lost.size)
+                return
+            segments = self._tiers.layout.segments(found.rows)
+            counters.lookup(segments)
+            if lost.size:
+                counters.fallbacks += lost.size
+                counters.miss(segments.take(lost))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from polyrec.models.embeddings.lookups import FusedRows
 from polyrec.models.schema.batch import I64, Batch
@@ -33,11 +34,25 @@ class NearRows:
         ]
         self._ranges = [np.bincount(own, minlength=layout.tier.size) for own in self._range]
 
+    def has_all(self, batch: Batch) -> bool:
+        """Whether a batch has no bags and no `others`."""
+        far = self._far(batch)
+        return far is not None and not (far[1].any() or far[0].any())
+
     def others(self, batch: Batch) -> I64 | None:
         """Returns the lookups of a batch whose rows are elsewhere, int64 [n]; None for batches with bags.
 
         Lookups are numbered as in `rows`. `RowLocations` may find some of them in memory too, as in a cache.
         """
+        far = self._far(batch)
+        if far is None:
+            return None
+        if not (far[1].any() or far[0].any()):
+            return NONE
+        return np.flatnonzero(np.concatenate((far[0].ravel(), far[1].ravel())))
+
+    def _far(self, batch: Batch) -> tuple[NDArray[np.bool_], NDArray[np.bool_]] | None:
+        """Returns which ranks are `others`, in the shapes of both blocks; None for batches with bags."""
         context, candidate = batch.context, batch.candidate
         if context.bag_values.size or candidate.bag_values.size:
             return None
@@ -45,10 +60,7 @@ class NearRows:
         prefix = self._prefix
         if prefix is not None and prefix.released:
             first, second = map(np.minimum, self._limits, self._below(prefix.ends))
-        far = context.ranks >= first, candidate.ranks >= second
-        if not (far[1].any() or far[0].any()):
-            return NONE
-        return np.flatnonzero(np.concatenate((far[0].ravel(), far[1].ravel())))
+        return context.ranks >= first, candidate.ranks >= second
 
     def addresses(self, batch: Batch, out: I64) -> None:
         """Writes the host memory addresses of a batch's rows, int64 [lookups]; wrong ones for `others`."""
@@ -66,7 +78,7 @@ class NearRows:
         return batch.context.rows * first + batch.candidate.rows * second
 
     def colder(self, batch: Batch) -> int:
-        """Returns `Prefix.hits` of a batch without `others`."""
+        """Returns `Prefix.hits` of a batch without `others`, if nothing was released since."""
         assert self._prefix is not None
         first, second = self._below(self._prefix.colder)
         context, candidate = batch.context.ranks, batch.candidate.ranks

@@ -200,7 +200,7 @@ def test_host_rows_stay_where_a_device_reads_them_by_their_addresses(tmp_path: P
     stack.close()
 
 
-def test_hot_batches_are_gathered_and_counted_like_any_while_rows_are_released(stack: TierStack) -> None:
+def test_hot_batches_are_gathered_like_any_while_rows_are_released(stack: TierStack) -> None:
     encoder, random = stack.views.newest.encoder, np.random.default_rng(2)
     assert encoder is not None
     prefix, releaser, layout = stack.tiers.prefix, stack.releaser, stack.tiers.layout
@@ -226,4 +226,34 @@ def test_hot_batches_are_gathered_and_counted_like_any_while_rows_are_released(s
     assert prefix.released > 1000
     assert 10 < hot < 60
     assert colder
+    stack.close()
+
+
+@pytest.mark.parametrize("way", ["gather", "resolve", "gather near", "resolve near"])
+def test_a_prefix_that_hot_batches_used_is_released_when_it_answers_less(stack: TierStack, way: str) -> None:
+    """Its share of the lookups falls only if hot batches are counted, in every way."""
+    encoder, random = stack.views.newest.encoder, np.random.default_rng(3)
+    assert encoder is not None
+    prefix = stack.tiers.prefix
+    assert prefix is not None
+    rows, fused = TieredRows(stack), FusedRows(encoder.schema, SIZES)
+    near = NearRows(stack.tiers.layout, prefix, fused)
+    drawn = {table: int(size * 0.4) for table, size in SIZES.items()}
+    for _ in range(100):
+        batch = random_batch(random, encoder.schema, drawn, 20)
+        index = fused.lookups(batch).singles
+        if way == "gather":
+            rows.gather(torch.from_numpy(index))
+        elif way == "gather near":
+            assert rows.gather_near(near, batch, index) is not None
+        else:
+            view = stack.views.newest
+            near_found = stack.near.resolve(view, near, batch) if way == "resolve near" else None
+            found = near_found or stack.resolve(view, index)
+            assert (found is near_found) == (way == "resolve near")
+            found.release()
+    assert not prefix.released
+    for _ in range(300):
+        rows.gather(torch.from_numpy(random.integers(3000, 6000, 20)))
+    assert prefix.released
     stack.close()

@@ -96,8 +96,15 @@ def check_remote_rows(stack: TierStack, encoder: Encoder) -> None:
 
 def check_resolved(stack: TierStack, view: View, near: NearRows, batch: Batch, rows: I64) -> None:
     """Asserts that `NearGather.resolve` finds what `TierStack.resolve` does. rows: of the batch."""
-    expected, found = stack.resolve(view, rows), stack.near.resolve(view, near, batch)
+    before = stack.figures()
+    found, middle = stack.near.resolve(view, near, batch), stack.figures()
+    expected, after = stack.resolve(view, rows), stack.figures()
     assert found is not None
+    assert middle.fallbacks - before.fallbacks == after.fallbacks - middle.fallbacks
+    for table, tiers in after.tables.items():
+        for tier, counts in tiers.items():
+            half = np.add(before.tables[table].get(tier, (0, 0)), counts) / 2
+            np.testing.assert_array_equal(middle.tables[table].get(tier, (0, 0)), half)
     assert not stack.idle
     np.testing.assert_array_equal(found.at, expected.at)
     np.testing.assert_array_equal(found.values, expected.values)

@@ -17,13 +17,14 @@ from polyrec.models.embeddings.table import TableStage
 from polyrec.models.runtimes import open_runtime
 from polyrec.models.schema.batch import F32, Batch
 from polyrec.models.tiers.layout import HOST
+from polyrec.models.tiers.shared.resolved import Resolved
 from polyrec.models.tiers.stack import TierStack
 from polyrec.models.tiers.stage import open_tiers
 from polyrec.models.tiers.tier_settings import TierSettings
 from polyrec.planner.plan import PlannedLane
 from polyrec.server.lanes.lane import Lane, LaneDied
 from polyrec.server.lanes.opening import LaneOpening, Paths
-from polyrec.server.lanes.resolving import PathRows
+from polyrec.server.lanes.resolving import PathRows, Resolution, Resolver
 from polyrec.server.lanes.tiered_runtime import BatchView, TieredRuntime
 from tests.models.random_batches import random_batch
 from tests.models.tiers.worlds import encoder_of, world
@@ -107,6 +108,13 @@ def test_batches_of_hot_rows_are_resolved_without_a_thread(tmp_path: Path) -> No
             assert found.at.size == expected.at.size == 0
             expected.release()
             found.release()
+            outcomes: list[Resolution] = []
+            resolver = Resolver("lane")
+            resolver.begin(rows, batch_view.attach(batch), outcomes.append)
+            assert isinstance(outcomes[0], Resolved)
+            assert not stack.idle
+            resolver.close()
+            assert stack.idle
         batch_view.leave()
     assert stack.idle
     stack.close()
