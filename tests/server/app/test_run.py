@@ -29,10 +29,13 @@ HEAD = b"POST /v1/predict HTTP/1.1\r\nHost: x\r\nContent-Length: 19\r\nExpect: 1
 
 
 def test_it_ends_in_order_while_another_plan_is_opened(bundle: Bundle, tmp_path: Path) -> None:
-    """The interpreter's shutdown aborted the process (status -6) in the thread that opens it."""
+    """The interpreter's shutdown aborted the process (status -6) in the thread that opens it.
+
+    The paths take far longer to open than the two seconds after which the server ends.
+    """
     plan = single_path_plan(bundle.path, "table", "onnx", "cpu")
     save_plan(plan, tmp_path / "plan.json")
-    paths = tuple(plan.paths[0].model_copy(update={"name": f"p{i}@cpu"}) for i in range(60))
+    paths = tuple(plan.paths[0].model_copy(update={"name": f"p{i}@cpu"}) for i in range(240))
     save_plan(plan.model_copy(update={"paths": paths}), tmp_path / "long.json")
     token = "a token of sixteen and more"
     settings = {"plan": tmp_path / "plan.json", "admin_token": token, "drain_grace_s": 0}
