@@ -35,7 +35,7 @@ IN_FLIGHT = 16
 """Queries in flight while throughput is measured."""
 QUERIES = 49152
 """Distinct queries, more than a run has: repeated ones would soon all be in the cache."""
-CLIENT_STARTS_S = 0.5
+CLIENT_STARTS_S = 1.0
 """Time in which the process of the client starts."""
 
 
