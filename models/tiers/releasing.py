@@ -99,13 +99,15 @@ class PrefixReleaser:
 
     def count_batch(self, where: RowLocations) -> None:
         """Counts a batch by its locations, see `count`."""
-        in_memory = int((where.tier == HOST).sum())
-        self.count(where.local.size, in_memory, lambda: self._prefix.hits(where.rows, where.segment))
+        self.count(
+            where.local.size,
+            lambda: (int((where.tier == HOST).sum()), self._prefix.hits(where.rows, where.segment)),
+        )
 
-    def count(self, lookups: int, in_memory: int, colder: Callable[[], int], release: bool = True) -> None:
+    def count(self, lookups: int, hits: Callable[[], tuple[int, int]], release: bool = True) -> None:
         """Counts a batch's lookups, and releases rows if due.
 
-        in_memory: those in host memory, by the layout. colder: returns `Prefix.hits` of the batch.
+        hits: returns how many are in host memory by the layout, and `Prefix.hits`; called if needed.
         release: False leaves what is due to the next batch, as releasing many rows takes milliseconds.
         """
         if not self._lock.acquire(blocking=False):
@@ -118,7 +120,7 @@ class PrefixReleaser:
             if not prefix.releasable:
                 return
             returned = cache.returned
-            self._split.count_batch(lookups, in_memory, colder(), returned - self._returned)
+            self._split.count_batch(lookups, *hits(), returned - self._returned)
             self._returned = returned
             self._due = self._due or self._split.due(prefix.releasable, cache.remembered)
             if self._due and release:

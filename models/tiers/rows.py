@@ -43,7 +43,8 @@ class TieredRows:
         self._order = stack.views.newest.order
         self._view: View | None = None
         self._buffer = torch.empty((0, self.row_format.units), dtype=self.row_format.unit)
-        self._bytes = np.empty((0, self.row_format.bytes), np.uint8)
+        # one row, as an array without rows has no strides, which views of wider units need
+        self._bytes = np.empty((1, self.row_format.bytes), np.uint8)
         self._fallbacks = 0
         self.fused = FusedLookups(stack) if can_fuse(stack) else None
 
@@ -95,7 +96,7 @@ class TieredRows:
         address: int64 [lookups], overwritten.
         """
         count = address.size
-        if self._bytes.shape[0] < max(count, 1):
+        if self._bytes.shape[0] < count:
             self._bytes = np.empty((next_power_of_two(count), self.row_format.bytes), np.uint8)
         out = self._bytes[:count]
         with self._batch_view() as view:

@@ -153,9 +153,7 @@ class Fetcher:
 
     def _read_reply(self, one: FetchInProgress, request: ServerRequest, receiver: socket) -> None:
         """Reads what has arrived of a request's reply, and ends the fetch if it was the last one."""
-        while not request.ended and request.read(0.0):
-            pass
-        if request.ended:
+        if _read_arrived(request):
             # a request that fails closes its receiver, so the socket is passed along
             one.unanswered.discard(receiver)
             assert self._loop is not None
@@ -168,9 +166,7 @@ class Fetcher:
         self._stop_waiting(one)
         assert one.fetch is not None
         for request in one.fetch.batch.requests:
-            while not request.ended and request.read(0.0):
-                pass
-            if not request.ended:
+            if not _read_arrived(request):
                 request.fail(TimeoutError("timed out"))
         self._receive(one)
 
@@ -213,6 +209,13 @@ class Fetcher:
             for receiver in one.unanswered:
                 loop.remove_reader(receiver)
         one.unanswered.clear()
+
+
+def _read_arrived(request: ServerRequest) -> bool:
+    """Reads what has arrived of a request's reply; returns whether the request has ended."""
+    while not request.ended and request.read(0.0):
+        pass
+    return request.ended
 
 
 def _received(ahead: RowsAhead, fetch: Fetch) -> FetchedRows | None:

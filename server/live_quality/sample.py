@@ -35,6 +35,7 @@ from polyrec.models.data.prediction_log import (
 from polyrec.models.schema.batch import F32
 from polyrec.models.schema.schema import Schema
 from polyrec.server.live_quality.labels import RequestLabels, join_labels
+from polyrec.server.prediction_log.files import listed
 
 FILES = 16
 """Maximum files of requests read in a round."""
@@ -121,14 +122,14 @@ class LogSampler:
         """Returns the unread files whose requests are all final and not too old."""
         found: list[Path] = []
         there: set[Path] = set()
-        for hour in _listed(self._folder / REQUESTS, "*"):
+        for hour in listed(self._folder / REQUESTS, "*"):
             try:
                 begun_s = datetime.strptime(hour.name, HOUR).replace(tzinfo=UTC).timestamp()
             except ValueError:
                 continue
             if begun_s > final_s or begun_s + 3600 < final_s - self._span_s:
                 continue
-            for file in _listed(hour, "part-*.parquet"):
+            for file in listed(hour, "part-*.parquet"):
                 there.add(file)
                 try:
                     # a file is written after the answers of all its requests
@@ -180,14 +181,6 @@ class LogSampler:
         labels = RequestLabels.unlabeled(about[REQUEST_ID], at_us, served.size)
         ranking = len(stored) == 1
         return LoggedRequest(about[PATH], about[VERSION], ranking, orjson.dumps(body), served, labels)
-
-
-def _listed(folder: Path, pattern: str) -> list[Path]:
-    """Returns what a folder contains, sorted; nothing if it is removed meanwhile, as trimming does."""
-    try:
-        return sorted(folder.glob(pattern))
-    except FileNotFoundError:
-        return []
 
 
 def _without_nulls(values: list[Any] | None) -> list[Any] | None:

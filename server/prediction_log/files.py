@@ -163,13 +163,20 @@ def remove_old(folder: Path, keep_h: float, max_bytes: int | None, now_s: float)
             trim(hour, 0, 0)
 
 
+def listed(folder: Path, pattern: str) -> list[Path]:
+    """Returns what a folder contains, sorted; nothing if it is removed meanwhile, as trimming does."""
+    try:
+        return sorted(folder.glob(pattern))
+    except FileNotFoundError:
+        return []
+
+
 def _files(hour: Path) -> Iterator[tuple[int, int, Path]]:
     """Yields modification time in ns, bytes and path of each file; tolerates removal by another server."""
-    with suppress(FileNotFoundError):
-        for file in hour.glob("*.parquet"):
-            with suppress(FileNotFoundError):
-                found = file.stat()
-                yield found.st_mtime_ns, found.st_size, file
+    for file in listed(hour, "*.parquet"):
+        with suppress(FileNotFoundError):
+            found = file.stat()
+            yield found.st_mtime_ns, found.st_size, file
 
 
 def _hours(folder: Path) -> Iterator[Path]:

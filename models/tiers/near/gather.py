@@ -79,8 +79,6 @@ class NearGather:
             if found.others.size:
                 out[found.others] = found.values
             self._count(view, near, batch, found, clock() - start)
-            if self._releaser is not None:
-                self._releaser.count(address.size, address.size, lambda: near.colder(batch))
             return int(found.lost.size)
 
     def resolve(self, view: View, near: NearRows, batch: Batch) -> Resolved | None:
@@ -98,9 +96,7 @@ class NearGather:
             address = np.empty(batch.context.ranks.size + batch.candidate.ranks.size, np.int64)
             near.addresses(batch, address)
             address[found.others] = 0
-            self._count(view, near, batch, found, 0.0)
-            if self._releaser is not None:
-                self._releaser.count(address.size, address.size, lambda: near.colder(batch), release=False)
+            self._count(view, near, batch, found, 0.0, release=False)
         except BaseException:
             self._gathers.end(number)
             raise
@@ -109,18 +105,12 @@ class NearGather:
 
     def _find(self, view: View, near: NearRows, batch: Batch) -> NearBatch | None:
         """Finds the rows of a batch; None if some are neither near nor fetched."""
-        staged = view.staged
-        if view.layers:
+        staged = view.staged if self._fetches else None
+        if view.layers or (staged is None and not near.has_all(batch)):
             return None
-        if staged is None or not self._fetches:
-            if not near.has_all(batch):
-                return None
-            others = NONE
-        else:
-            found = near.others(batch)
-            if found is None:
-                return None
-            others = found
+        others = NONE if staged is None else near.others(batch)
+        if others is None:
+            return None
         rows = near.rows(batch) if others.size or self._sample.every else NONE
         if staged is None or not others.size:
             return NearBatch(rows, NONE, self._host_rows[:0], NONE)
@@ -129,18 +119,23 @@ class NearGather:
             return None
         return NearBatch(rows, others, staged.values.take(place, 0), others[staged.lost.take(place)])
 
-    def _count(self, view: View, near: NearRows, batch: Batch, found: NearBatch, host_s: float) -> None:
-        """Counts a batch. host_s: seconds of reading host memory."""
+    def _count(
+        self, view: View, near: NearRows, batch: Batch, found: NearBatch, host_s: float, release: bool = True
+    ) -> None:
+        """Counts a batch. host_s: seconds of reading host memory. release: see `PrefixReleaser.count`."""
         counters, lost = self._counters, found.lost
         self._sample.note(view.order, found.rows)
         with self._counting:
             counters.batches += 1
             counters.seconds["host"] += host_s
-            if not found.others.size:
+            if found.others.size:
+                segments = self._tiers.layout.segments(found.rows)
+                counters.lookup(segments)
+                if lost.size:
+                    counters.fallbacks += lost.size
+                    counters.miss(segments.take(lost))
+            else:
                 counters.lookups += near.lookups(batch)
-                return
-            segments = self._tiers.layout.segments(found.rows)
-            counters.lookup(segments)
-            if lost.size:
-                counters.fallbacks += lost.size
-                counters.miss(segments.take(lost))
+        if self._releaser is not None:
+            lookups = batch.context.ranks.size + batch.candidate.ranks.size
+            self._releaser.count(lookups, lambda: (lookups, near.colder(batch)), release)

@@ -117,6 +117,7 @@ def test_rows_of_hot_batches_are_those_of_any_gather(
     sizes = random_table_rows(random, schema)
     row_format, total = RowFormat(8, precision), sum(sizes.values())
     cuts = {t: {"host": n - n // 3, "disk": n // 3} for t, n in sizes.items()}
+    # no room for an index of the prefix, which therefore stays
     settings = TierSettings.model_validate({"cuts": cuts, "cache_bytes": 4096, "directory": tmp_path})
     weight = packed(random, total, 8, precision)
     stack = open_stack(rows_of_weight(weight, row_format, sizes), settings)
@@ -124,6 +125,9 @@ def test_rows_of_hot_batches_are_those_of_any_gather(
     stack.sample.every = 1
     rows, fused = TieredRows(stack, width), FusedRows(schema, sizes)
     near, gathered = NearRows(stack.tiers.layout, stack.tiers.prefix, fused), 0
+    empty = rows.gather_near(near, random_batch(random, schema, sizes, 0), np.empty(0, np.int64))
+    assert empty is not None
+    assert empty.shape == (0, width or 8)
     for step in range(40):
         if step % 10 == 5:
             stack.update(np.arange(total), packed(random, total, 8, precision).view(torch.uint8).numpy())
