@@ -29,7 +29,8 @@ from polyrec.models.data.reader import open_data
 from polyrec.models.data.request_columns import value_codes
 from polyrec.models.schema.batch import I64, take_bags
 from polyrec.models.schema.encoder import Encoder
-from polyrec.models.schema.request import NO_VALUE, RequestFeatures
+from polyrec.models.schema.request.codes import NO_VALUE
+from polyrec.models.schema.request.features import RequestFeatures
 from polyrec.models.schema.schema import Schema
 from polyrec.models.schema.vocabulary import ids_of_ranks
 

@@ -21,6 +21,7 @@ from polyrec.loadtest.traffic.feature_draws import (
 from polyrec.models.schema.batch import Batch
 from polyrec.models.schema.dense_transform import Standard
 from polyrec.models.schema.encoder import Encoder
+from polyrec.models.schema.request.pending import computed
 from polyrec.models.schema.schema import ROLES, Categorical, Dense, Role
 from polyrec.models.schema.vocabulary import Vocabulary
 from polyrec.server.codecs.request_features import ColumnFeatures
@@ -77,10 +78,11 @@ class Requests:
     def encode(self, context: Columns, candidates: Columns, rows: int) -> Batch:
         """Encodes a drawn request as a batch."""
         shared = np.zeros(rows, np.int64) if self.ranking else None
-        features = self._features.ranked if self.ranking else self._features.plain
+        read = self._features.ranked if self.ranking else self._features.plain
+        request = computed(read(context, candidates, rows))
         return Batch(
             self._encoder.block("context", context, 1 if self.ranking else rows),
-            self._encoder.block("candidate", candidates, rows, features(context, candidates, rows)),
+            self._encoder.block("candidate", candidates, rows, request),
             shared,
         )
 

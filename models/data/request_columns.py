@@ -25,14 +25,9 @@ from polyrec.models.data.split import stable_hash
 from polyrec.models.errors import DataError
 from polyrec.models.schema.batch import F32, I64
 from polyrec.models.schema.distinct import Jagged
-from polyrec.models.schema.request import (
-    NO_CONTEXT_VALUE,
-    NO_VALUE,
-    RequestFeatures,
-    RequestRows,
-    request_order,
-    singles,
-)
+from polyrec.models.schema.request.codes import NO_CONTEXT_VALUE, NO_VALUE, singles
+from polyrec.models.schema.request.features import RequestFeatures
+from polyrec.models.schema.request.rows import RequestRows, request_order
 from polyrec.models.schema.schema import Categorical, Schema
 
 MEMORY_BYTES = 2 << 30
@@ -171,21 +166,21 @@ def _compute_all(features: RequestFeatures, store: GrowingArrays, out: F32) -> N
     """Computes the features of all stored rows into `out`, several requests at a time."""
     order, lengths = request_order(store.array("group"))
     codes: dict[str, I64] = {f.name: store.array(f.name) for f in features.singles}
-    lists: dict[str, Jagged] = {}
+    lists = {name: singles(codes[name]) for name in features.context if name in codes}
     for f in features.bags:
         sizes = store.array(f"{f.name}.lengths")
         lists[f.name] = Jagged(store.array(f.name), np.concatenate(([0], np.cumsum(sizes))))
-    rows = RequestRows(
-        lengths,
-        {name: store.array(name) for name in features.numbers},
-        {name: codes[name] for name in features.candidate},
-        {name: lists[name] if name in lists else singles(codes[name]) for name in features.context},
-    )
+    numbers = {name: store.array(name) for name in features.numbers}
     ends = np.cumsum(lengths)
     cuts = np.flatnonzero(np.diff((ends - lengths) // ROWS, prepend=-1, append=-1)).tolist()
     for start, end in pairwise(cuts):
         chosen = order[int(ends[start] - lengths[start]) : int(ends[end - 1])]
-        out[chosen] = features(rows.take(chosen, lengths[start:end]))
+        matches = features.match(
+            {name: codes[name][chosen] for name in features.candidate},
+            {name: lists[name].take(chosen) for name in features.context},
+        )
+        numbers_of = {name: x[chosen] for name, x in numbers.items()}
+        out[chosen] = features(RequestRows(lengths[start:end], numbers_of, matches))
 
 
 def group_codes(name: str, column: pa.Array) -> I64:

@@ -80,8 +80,8 @@ class Encoder:
 
         columns: feature name -> `rows` raw values (lists of values for a multi-valued feature); a feature
         left out or None is missing in every row. The request parser has checked the types.
-        request: for the candidate, the features computed from the request (models/schema/request.py); None if
-        missing.
+        request: for the candidate, the features computed from the request
+        (models/schema/request/features.py); None if missing.
         Raises FeatureError: a wrong number of values, a value without a row, a number that is not finite.
         """
         layout = self.schema.layout(role)
@@ -89,28 +89,31 @@ class Encoder:
             column = columns.get(name)
             if column is not None and len(column) != rows:
                 raise FeatureError(name, f"{len(column)} values for {rows} rows")
-        raw = np.full((rows, len(layout.dense)), np.nan)
+        # stored [features, rows], so that each column is written contiguously
+        raw = np.full((len(layout.dense), rows), np.nan)
         if request is not None:
-            raw[:, len(layout.supplied) :] = request
+            raw[len(layout.supplied) :] = request.T
         self._numbers(layout, columns, raw)
         ranks = self._single_ranks(role, columns, rows)
         bags = [self._bags(f, columns.get(f.name), rows) for f in layout.bags]
-        return Block(self._transform[role](raw), ranks, *interleave(bags))
+        return Block(self._transform[role](raw.T), ranks, *interleave(bags))
 
     def _numbers(self, layout: RoleLayout, columns: Mapping[str, Sequence[Any] | None], raw: F64) -> None:
-        """Writes the dense features of a request into their columns of `raw` [rows, dense features].
+        """Writes the dense features of a request into their rows of `raw` [dense features, rows].
 
-        Columns of features left out stay unchanged. Raises FeatureError for an integer beyond float64.
+        Rows of features left out stay unchanged. Raises FeatureError for an integer beyond float64.
         """
         given = {i: c for i, d in enumerate(layout.supplied) if (c := columns.get(d.name)) is not None}
+        if not given:
+            return
         try:
             # one conversion for all columns: each takes several microseconds, as long as converting a hundred
             # numbers
-            raw[:, list(given)] = np.array(list(given.values()), np.float64).T
+            raw[list(given)] = np.array(list(given.values()), np.float64)
         except OverflowError:
             for i, column in given.items():
                 try:
-                    raw[:, i] = np.array(column, np.float64)
+                    raw[i] = np.array(column, np.float64)
                 except OverflowError:
                     raise FeatureError(layout.supplied[i].name, "a value is too large for a number") from None
 

@@ -6,7 +6,7 @@ vocabulary, model, request format) derives from it, so that a feature is describ
 *Context* features are shared by all rows of a request (the user, the query), *candidate* features differ per
 row (the item, its price). Within a role the order is fixed: single-valued features first, then multi-valued
 ones (bags), each in the order of the file. *Request* features are numbers of a candidate that are computed
-from all rows of its request (models/schema/request.py); clients and data never supply them.
+from all rows of its request (models/schema/request/features.py); clients and data never supply them.
 """
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ class Dense(Strict):
 
 
 class RequestFeature(Dense):
-    """A numeric candidate feature computed from the rows of its request, as models/schema/request.py defines.
+    """A numeric candidate feature computed from the rows of its request, as models/schema/request/features.py
+    defines.
 
     of, to: the features it is computed from. `rank` takes a dense candidate feature as `of`. `difference` and
     `ratio` take one too, and as `to` a statistic of it over the request (`previous`, `next`: the adjacent

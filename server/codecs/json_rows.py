@@ -18,7 +18,7 @@ import numpy as np
 from msgspec.structs import astuple
 
 from polyrec.models.errors import FeatureError
-from polyrec.models.schema.request import hashed_apart
+from polyrec.models.schema.request.codes import hashed_apart
 from polyrec.models.schema.schema import Categorical, Dense, Schema
 from polyrec.planner.plan import Limits
 from polyrec.server.codecs.body_limits import BodyLimits

@@ -1,7 +1,7 @@
-"""Computes request features from JSON columns or from tensors of stable ids.
+"""Reads what request features are computed from, in JSON columns or in tensors of stable ids.
 
-Request features (models/schema/request.py) compare all rows of a request. They are computed when the request
-is decoded; afterwards they are ordinary dense values, so batches may merge and split requests.
+Request features (models/schema/request/features.py) compare all rows of a request. They are computed when a
+batch is encoded, for all its requests at once, or when a request is split.
 """
 
 from __future__ import annotations
@@ -16,14 +16,16 @@ from polyrec.models.errors import FeatureError
 from polyrec.models.schema.batch import F32, F64, I64
 from polyrec.models.schema.distinct import Jagged
 from polyrec.models.schema.encoder import check_lengths, check_longest
-from polyrec.models.schema.request import (
+from polyrec.models.schema.request.codes import (
     NO_CONTEXT_VALUE,
     NO_VALUE,
-    RequestFeatures,
-    RequestRows,
     codes_of_values,
+    match_values,
     singles,
 )
+from polyrec.models.schema.request.features import RequestFeatures
+from polyrec.models.schema.request.pending import PendingFeatures, RequestValues
+from polyrec.models.schema.request.rows import RequestRows
 from polyrec.models.schema.schema import ROLES, Schema
 from polyrec.models.schema.vocabulary import Vocabulary
 from polyrec.server.codecs.rows import Bags, Column
@@ -32,54 +34,68 @@ NamedColumns = Mapping[str, Column]
 
 
 class ColumnFeatures:
-    """Computes one schema's request features from columns of raw values."""
+    """Reads one schema's request features from columns of raw values."""
 
     def __init__(self, schema: Schema) -> None:
         self._features = RequestFeatures(schema)
         self._bags = {f.name: f for f in self._features.bags}
 
-    def ranked(self, context: NamedColumns, candidate: NamedColumns, rows: int) -> F64:
-        """Computes the features of one context's candidates: float64 [rows, features].
+    def ranked(self, context: NamedColumns, candidate: NamedColumns, rows: int) -> PendingFeatures:
+        """Prepares the features of one context's candidates. Raises FeatureError."""
+        matches = {}
+        for of, to in self._features.matches:
+            (values,) = context.get(to) or (None,)
+            bag = self._bags.get(to)
+            if bag is None:
+                values = (values,)
+            else:
+                values = values or ()
+                check_longest(bag, np.array([len(values)]))
+            matches[of, to] = match_values(candidate.get(of) or (None,) * rows, values)
+        raw = RequestRows(np.array([rows]), self._numbers(candidate, rows), matches)
+        return PendingFeatures(self._features, raw)
 
-        Raises FeatureError.
-        """
-        return self._features(self._rows(context, 1, candidate, rows))
-
-    def plain(self, context: NamedColumns, candidate: NamedColumns, rows: int, group: Column = None) -> F64:
-        """Computes the features of plain rows: float64 [rows, features]. Raises FeatureError.
+    def plain(
+        self, context: NamedColumns, candidate: NamedColumns, rows: int, group: Column = None
+    ) -> RequestValues:
+        """Prepares the features of plain rows; computes them if there is a group. Raises FeatureError.
 
         group: the request of each row, None if all rows are of one request.
         """
-        raw = self._rows(context, rows, candidate, rows)
+        raw = self._plain_rows(context, candidate, rows)
         if group is None:
-            return self._features(raw)
+            return PendingFeatures(self._features, raw)
         (codes,) = codes_of_values([group])
         return self._features.compute_grouped(raw, codes)
 
-    def _rows(self, context: NamedColumns, contexts: int, candidate: NamedColumns, rows: int) -> RequestRows:
-        features = self._features
+    def _numbers(self, candidate: NamedColumns, rows: int) -> dict[str, F64]:
         numbers: dict[str, F64] = {}
-        for name in features.numbers:
+        for name in self._features.numbers:
             column = candidate.get(name)
             try:
                 numbers[name] = np.full(rows, np.nan) if column is None else np.array(column, np.float64)
             except OverflowError:
                 raise FeatureError(name, "a value is too large for a number") from None
+        return numbers
+
+    def _plain_rows(self, context: NamedColumns, candidate: NamedColumns, rows: int) -> RequestRows:
+        """Compares rows that each have their own context."""
+        features = self._features
         # values are compared across columns, so all columns share one numbering
         compared = [candidate.get(name) or (None,) * rows for name in features.candidate]
         columns: list[Sequence[Any]] = []
         offsets: list[I64 | None] = []
         for name in features.context:
-            given = context.get(name) or (None,) * contexts
+            given = context.get(name) or (None,) * rows
             bag = self._bags.get(name)
             if bag is None:
                 columns.append(given)
                 offsets.append(None)
                 continue
             lists = [values or () for values in given]
-            lengths = np.fromiter(map(len, lists), np.int64, count=contexts)
+            lengths = np.fromiter(map(len, lists), np.int64, count=rows)
             check_longest(bag, lengths)
-            ends = np.zeros(contexts + 1, np.int64)
+            ends = np.zeros(rows + 1, np.int64)
             lengths.cumsum(out=ends[1:])
             columns.append(list(chain.from_iterable(lists)))
             offsets.append(ends)
@@ -89,11 +105,12 @@ class ColumnFeatures:
             name: singles(next(codes)) if ends is None else Jagged(next(codes), ends)
             for name, ends in zip(features.context, offsets, strict=True)
         }
-        return RequestRows(np.array([rows]), numbers, of_rows, of_contexts)
+        matches = features.match(of_rows, of_contexts)
+        return RequestRows(np.array([rows]), self._numbers(candidate, rows), matches)
 
 
 class TensorFeatures:
-    """Computes one schema's request features from tensors of stable ids.
+    """Reads one schema's request features from tensors of stable ids.
 
     All unknown values share the out-of-vocabulary id, so they cannot be compared. For a compared feature,
     clients may instead send any negative number; equal numbers mean equal values.
@@ -111,7 +128,9 @@ class TensorFeatures:
         self._bags = {f.name: f for f in self._features.bags}
         self._columns = {role: schema.tensor_columns(role) for role in (None, *ROLES)}
 
-    def plain(self, dense: F32, sparse: I64, bags: Bags, lengths: I64 | None) -> tuple[F64, I64, Bags]:
+    def plain(
+        self, dense: F32, sparse: I64, bags: Bags, lengths: I64 | None
+    ) -> tuple[PendingFeatures, I64, Bags]:
         """Returns (features, sparse, bags), with negative ids replaced in the last two.
 
         lengths: int64 [requests], consecutive rows of each request; None if all rows are of one request.
@@ -120,14 +139,13 @@ class TensorFeatures:
         found = RequestRows(
             np.array([len(sparse)]) if lengths is None else lengths,
             self._numbers(dense, names),
-            {name: self._codes(name, sparse[:, of.index(name)]) for name in self._features.candidate},
-            self._context(sparse, of, bags),
+            self._features.match(self._candidate(sparse, of), self._context(sparse, of, bags)),
         )
-        return self._features(found), self._known(sparse, of), self._known_bags(bags)
+        return PendingFeatures(self._features, found), self._known(sparse, of), self._known_bags(bags)
 
     def ranked(
         self, context: tuple[I64, Bags], candidate: tuple[F32, I64], context_row: I64, lengths: I64
-    ) -> tuple[F64, I64, Bags, I64]:
+    ) -> tuple[PendingFeatures, I64, Bags, I64]:
         """Returns (features, context sparse, context bags, candidate sparse), with negative ids replaced.
 
         context: sparse, bags.
@@ -139,12 +157,12 @@ class TensorFeatures:
         found = RequestRows(
             lengths,
             self._numbers(dense, names),
-            {name: self._codes(name, sparse[:, of.index(name)]) for name in self._features.candidate},
-            self._context(context_sparse, of_context, bags),
-            context_row,
+            self._features.match(
+                self._candidate(sparse, of), self._context(context_sparse, of_context, bags), context_row
+            ),
         )
         return (
-            self._features(found),
+            PendingFeatures(self._features, found),
             self._known(context_sparse, of_context),
             self._known_bags(bags),
             self._known(sparse, of),
@@ -152,6 +170,9 @@ class TensorFeatures:
 
     def _numbers(self, dense: F32, names: Sequence[str]) -> dict[str, F64]:
         return {name: dense[:, names.index(name)].astype(np.float64) for name in self._features.numbers}
+
+    def _candidate(self, sparse: I64, of: Sequence[str]) -> dict[str, I64]:
+        return {name: self._codes(name, sparse[:, of.index(name)]) for name in self._features.candidate}
 
     def _context(self, sparse: I64, of: Sequence[str], bags: Bags) -> dict[str, Jagged]:
         found: dict[str, Jagged] = {}

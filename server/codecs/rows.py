@@ -15,8 +15,9 @@ from typing import Any, Protocol, Self
 
 import numpy as np
 
-from polyrec.models.schema.batch import F32, F64, I64, Batch
+from polyrec.models.schema.batch import F32, I64, Batch
 from polyrec.models.schema.encoder import Encoder
+from polyrec.models.schema.request.pending import RequestValues, computed, joined, part_of
 from polyrec.models.schema.schema import ROLES
 
 Column = Sequence[Any] | None
@@ -56,7 +57,7 @@ class Columns:
     names: names of the context features and of the candidate features.
     context, candidate: their columns in the same order.
     context_row: int64 [rows], the context of each row; None if each row has its own.
-    request_features: float64 [rows, features]; None if the schema has none.
+    request_features: float64 [rows, features], or still to be computed; None if the schema has none.
     group: the request of each row if the client sent it; for the prediction log.
     """
 
@@ -66,7 +67,7 @@ class Columns:
     rows: int
     context_rows: int
     context_row: I64 | None = None
-    request_features: F64 | None = None
+    request_features: RequestValues | None = None
     group: Column = None
 
     @property
@@ -91,7 +92,7 @@ class Columns:
             sum(rows),
             sum(context_rows),
             context_row,
-            _joined_request_features([p.request_features for p in parts]),
+            joined([p.request_features for p in parts]),
         )
 
     def encode(self, encoder: Encoder) -> Batch:
@@ -102,7 +103,7 @@ class Columns:
                 "candidate",
                 dict(zip(candidate, self.candidate, strict=True)),
                 self.rows,
-                self.request_features,
+                computed(self.request_features),
             ),
             self.context_row,
         )
@@ -110,7 +111,7 @@ class Columns:
     def part(self, first: int, rows: int) -> Columns:
         end = first + rows
         candidate = [None if c is None else c[first:end] for c in self.candidate]
-        request_features = _part_of(self.request_features, first, end)
+        request_features = part_of(self.request_features, first, end)
         if self.context_row is not None:
             row = self.context_row[first:end]
             return Columns(
@@ -142,7 +143,7 @@ class Tensors:
     sparse: I64
     bags: Bags
     rows: int
-    request_features: F64 | None = None
+    request_features: RequestValues | None = None
     request_lengths: I64 | None = None
     plain = True
 
@@ -155,11 +156,11 @@ class Tensors:
             np.concatenate([p.sparse for p in parts]),
             _joined_bags([p.bags for p in parts]),
             sum(p.rows for p in parts),
-            _joined_request_features([p.request_features for p in parts]),
+            joined([p.request_features for p in parts]),
         )
 
     def encode(self, encoder: Encoder) -> Batch:
-        return encoder.from_ids(self.dense, self.sparse, self.bags, self.request_features)
+        return encoder.from_ids(self.dense, self.sparse, self.bags, computed(self.request_features))
 
     def part(self, first: int, rows: int) -> Tensors:
         end = first + rows
@@ -168,7 +169,7 @@ class Tensors:
             self.sparse[first:end],
             _part_of_bags(self.bags, first, end),
             rows,
-            _part_of(self.request_features, first, end),
+            part_of(self.request_features, first, end),
         )
 
 
@@ -211,7 +212,7 @@ class RankedTensors:
     context: RoleTensors
     candidate: RoleTensors
     context_row: I64
-    request_features: F64 | None = None
+    request_features: RequestValues | None = None
     request_lengths: I64 | None = None
     plain = False
 
@@ -230,26 +231,21 @@ class RankedTensors:
             RoleTensors.merged([p.context for p in parts]),
             RoleTensors.merged([p.candidate for p in parts]),
             context_row,
-            _joined_request_features([p.request_features for p in parts]),
+            joined([p.request_features for p in parts]),
         )
 
     def encode(self, encoder: Encoder) -> Batch:
+        request = computed(self.request_features)
         context, candidate = (
-            encoder.ids_block(role, tensors.dense, tensors.sparse, tensors.bags, self.request_features)
+            encoder.ids_block(role, tensors.dense, tensors.sparse, tensors.bags, request)
             for role, tensors in zip(ROLES, (self.context, self.candidate), strict=True)
         )
         return Batch(context, candidate, self.context_row)
 
     def part(self, first: int, rows: int) -> RankedTensors:
         row = self.context_row[first : first + rows]
-        request_features = (
-            None if self.request_features is None else self.request_features[first : first + rows]
-        )
+        request_features = part_of(self.request_features, first, first + rows)
         return RankedTensors(self.context, self.candidate.part(first, rows), row, request_features)
-
-
-def _part_of(request_features: F64 | None, first: int, end: int) -> F64 | None:
-    return None if request_features is None else request_features[first:end]
 
 
 def _part_of_bags(bags: Bags, first: int, end: int) -> Bags:
@@ -268,12 +264,6 @@ def _joined_bags(parts: Sequence[Bags]) -> Bags:
         )
         for name in parts[0]
     }
-
-
-def _joined_request_features(parts: Sequence[F64 | None]) -> F64 | None:
-    """Concatenates request features, which either all or no requests of a schema have."""
-    given = [part for part in parts if part is not None]
-    return np.concatenate(given) if given else None
 
 
 def encode(parts: Sequence[Rows], encoder: Encoder) -> Batch:

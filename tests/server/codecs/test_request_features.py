@@ -19,6 +19,7 @@ from polyrec.models.data.encoded import encode as encode_data
 from polyrec.models.data.reader import open_data
 from polyrec.models.errors import PolyrecError
 from polyrec.models.schema.batch import Batch
+from polyrec.models.schema.request.pending import computed
 from polyrec.planner.plan import Limits
 from polyrec.server.codecs.json_rows import JsonDecoder
 from polyrec.server.codecs.oip_codec import OipCodec
@@ -104,11 +105,15 @@ def test_the_rows_of_the_test_have_matches_of_unknown_items(served: Served) -> N
     assert matches[unknown].any(axis=0).all()
 
 
+@pytest.mark.parametrize("cut", [(), (1,), (0, 1, 2, 3)], ids=str)
 @pytest.mark.parametrize("form", FORMS)
-def test_a_cut_and_merged_request_keeps_its_features(served: Served, form: str) -> None:
-    whole = [served.rows(form, i) for i in range(3)]
-    parts = [part for rows in whole for part in (rows.part(0, 3), rows.part(3, rows.rows - 3))]
-    close(encode(parts, served.encoder), Batch.concat([rows.encode(served.encoder) for rows in whole]))
+def test_a_cut_and_merged_request_keeps_its_features(served: Served, form: str, cut: tuple[int, ...]) -> None:
+    whole = [served.rows(form, i) for i in range(4)]
+    parts: list[Rows] = []
+    for i, rows in enumerate(whole):
+        parts += (rows.part(0, 3), rows.part(3, rows.rows - 3)) if i in cut else (rows,)
+    expected = Batch.concat([served.trained(served.queries[i].candidates) for i in range(4)])
+    close(encode(parts, served.encoder), expected)
 
 
 @pytest.mark.parametrize("shuffled", [False, True])
@@ -145,8 +150,9 @@ def test_tensors_of_several_requests_are_told_apart_by_lengths(served: Served) -
 def test_a_row_alone_is_a_list_of_one(served: Served) -> None:
     rows = served.decoder.predict(b'{"instances": [{"price": 80, "item": "x", "last_item": "x"}]}')
     assert isinstance(rows, Columns)
-    assert rows.request_features is not None
-    (given,) = rows.request_features
+    values = computed(rows.request_features)
+    assert values is not None
+    (given,) = values
     found = dict(zip([r.name for r in served.schema.request], given.tolist(), strict=True))
     assert found["length"] == found["price_to_minimum"] == found["last_match"] == 1
     assert found["place"] == found["price_order"] == found["price_above_mean"] == found["after_last"] == 0

@@ -1,4 +1,4 @@
-"""Tests polyrec.models.schema.request against a reference that loops over requests and rows."""
+"""Tests polyrec.models.schema.request.features against a reference that loops over requests and rows."""
 
 from __future__ import annotations
 
@@ -11,13 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from polyrec.models.schema.batch import F64
 from polyrec.models.schema.distinct import Jagged
-from polyrec.models.schema.request import (
-    RequestFeatures,
-    RequestRows,
-    codes_of_values,
-    singles,
-)
+from polyrec.models.schema.request.codes import codes_of_values, match_values, singles
+from polyrec.models.schema.request.features import RequestFeatures
+from polyrec.models.schema.request.rows import RequestRows
 from polyrec.models.schema.schema import STATISTICS, Compute, Schema
 
 NAN = math.nan
@@ -138,16 +136,23 @@ def inputs(requests: Sequence[Sequence[Row]], shared: bool = False) -> RequestRo
         [[r["last"] for r in contexts], [v for values in lists for v in values]],
     )
     lengths = np.array([len(request) for request in requests])
-    return RequestRows(
-        lengths,
-        {"price": np.array([NAN if r["price"] is None else r["price"] for r in rows])},
+    matches = RequestFeatures(SCHEMA).match(
         {"item": item},
-        {
-            "last": singles(last),
-            "recent": Jagged(recent, np.cumsum([0, *map(len, lists)])),
-        },
+        {"last": singles(last), "recent": Jagged(recent, np.cumsum([0, *map(len, lists)]))},
         np.repeat(np.arange(len(requests)), lengths) if shared else None,
     )
+    return RequestRows(lengths, {"price": prices(rows)}, matches)
+
+
+def inputs_of_one(request: Sequence[Row]) -> RequestRows:
+    """One request with the context of its first row, whose raw values are compared."""
+    items = [row["item"] for row in request]
+    matches = {("item", to): match_values(items, listed(request[0], to)) for to in ("last", "recent")}
+    return RequestRows(np.array([len(request)]), {"price": prices(request)}, matches)
+
+
+def prices(rows: Sequence[Row]) -> F64:
+    return np.array([NAN if r["price"] is None else r["price"] for r in rows])
 
 
 ITEMS = st.sampled_from([None, "a", "b", "c", "d", "e"])
@@ -175,7 +180,10 @@ def test_whole_arrays_compute_what_the_reference_does(requests: list[list[Row]])
 @given(REQUESTS)
 def test_a_shared_context_computes_what_repeated_contexts_do(requests: list[list[Row]]) -> None:
     same = [[row | {k: request[0][k] for k in ("last", "recent")} for row in request] for request in requests]
-    compare(RequestFeatures(SCHEMA)(inputs(same, shared=True)), reference(same, every_feature()))
+    expected = reference(same, every_feature())
+    features = RequestFeatures(SCHEMA)
+    compare(features(inputs(same, shared=True)), expected)
+    compare(np.vstack([features(inputs_of_one(request)) for request in same]), expected)
 
 
 def test_features_of_many_requests_are_those_of_each_alone() -> None:
