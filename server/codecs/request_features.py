@@ -20,6 +20,7 @@ from polyrec.models.schema.request.codes import (
     NO_CONTEXT_VALUE,
     NO_VALUE,
     codes_of_values,
+    hashed_apart,
     match_values,
     singles,
 )
@@ -39,9 +40,13 @@ class ColumnFeatures:
     def __init__(self, schema: Schema) -> None:
         self._features = RequestFeatures(schema)
         self._bags = {f.name: f for f in self._features.bags}
+        self._integers = {f.name for f in schema.categorical if f.type == "integer"}
 
     def ranked(self, context: NamedColumns, candidate: NamedColumns, rows: int) -> PendingFeatures:
         """Prepares the features of one context's candidates. Raises FeatureError."""
+        candidates = {
+            of: self._hashable(of, candidate.get(of) or (None,) * rows) for of in self._features.candidate
+        }
         matches = {}
         for of, to in self._features.matches:
             (values,) = context.get(to) or (None,)
@@ -51,7 +56,7 @@ class ColumnFeatures:
             else:
                 values = values or ()
                 check_longest(bag, np.array([len(values)]))
-            matches[of, to] = match_values(candidate.get(of) or (None,) * rows, values)
+            matches[of, to] = match_values(candidates[of], self._hashable(to, values))
         raw = RequestRows(np.array([rows]), self._numbers(candidate, rows), matches)
         return PendingFeatures(self._features, raw)
 
@@ -67,6 +72,10 @@ class ColumnFeatures:
             return PendingFeatures(self._features, raw)
         (codes,) = codes_of_values([group])
         return self._features.compute_grouped(raw, codes)
+
+    def _hashable(self, name: str, values: Sequence[object]) -> Sequence[object]:
+        # the parser has checked the types, and strings need nothing
+        return hashed_apart(values) if name in self._integers else values
 
     def _numbers(self, candidate: NamedColumns, rows: int) -> dict[str, F64]:
         numbers: dict[str, F64] = {}

@@ -47,11 +47,10 @@ def match_codes(candidate: I64, context: Jagged, context_row: I64 | None = None)
 
 
 def match_values(candidate: Sequence[object], context: Sequence[object]) -> Matches:
-    """Finds each raw value in the list of the only context; None is a missing value.
+    """Finds each raw value, `hashed_apart`, in the list of the only context; None is a missing value.
 
     The same as codes of these values and `match_codes`, but only the context's values enter a dictionary.
     """
-    candidate, context = hashed_apart(candidate), hashed_apart(context)
     places = {value: len(context) - 1 - i for i, value in enumerate(reversed(context)) if value is not None}
     found = map(places.get, candidate, repeat(-1)) if places else repeat(-1, len(candidate))
     return Matches(np.fromiter(found, np.int64, count=len(candidate)), np.array([len(context)]))

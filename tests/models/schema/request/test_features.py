@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from polyrec.models.schema.batch import F64
 from polyrec.models.schema.distinct import Jagged
-from polyrec.models.schema.request.codes import codes_of_values, match_values, singles
+from polyrec.models.schema.request.codes import codes_of_values, hashed_apart, match_values, singles
 from polyrec.models.schema.request.features import RequestFeatures
 from polyrec.models.schema.request.rows import RequestRows
 from polyrec.models.schema.schema import STATISTICS, Compute, Schema
@@ -252,6 +252,14 @@ def test_integers_of_one_hash_are_compared_with_few_others() -> None:
     np.testing.assert_array_equal(two[1:-1], one[1:])
     assert np.unique(one[1:]).size == 400
     assert compared < 10 * 400
+
+
+def test_integers_of_one_hash_are_matched_by_value() -> None:
+    values = [i * (2**61 - 1) for i in (0, 1, 40, -40, 400)]
+    candidate, context = hashed_apart([*values[::2], 7, None]), hashed_apart([*values[1:], None, 5])
+    found = match_values(candidate, context)
+    assert found.at.tolist() == [-1, 1, 3, -1, -1]
+    assert found.listed.tolist() == [6]
 
 
 @pytest.mark.parametrize(
