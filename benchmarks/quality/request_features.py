@@ -6,7 +6,8 @@
 Trains each variant with the shipped recipe and every seed, and measures it on the test rows. For calibration,
 half of the requests lose their clicked row, in training and test rows, and predicted clicks per request are
 compared with observed ones. Cost is the median CPU time to decode and encode a request of about 23 candidates
-in every form, with and without the features. Prints Markdown tables.
+in every form, with and without the features, alone and in batches; `--cost` measures only that. Prints
+Markdown tables.
 
 `--choose` instead compares the candidates among which the shipped schema and recipe were chosen (`CHOICES`),
 without reading test rows: models of the preceding rows predict each of the last four tenths of the training
@@ -15,6 +16,7 @@ time.
 
 from __future__ import annotations
 
+import json
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -47,11 +49,13 @@ from polyrec.planner.plan import Limits
 from polyrec.report.text import markdown_table
 from polyrec.server.codecs.json_rows import JsonDecoder
 from polyrec.server.codecs.oip_codec import OipCodec
-from polyrec.server.codecs.rows import Rows
+from polyrec.server.codecs.rows import Rows, encode
 
 METRICS = ("auc", "log_loss", "normalised_entropy", "mrr", "calibration")
-ROUNDS, REQUESTS, ROWS = 20, 100, 20_000
+ROUNDS, REQUESTS, ROWS = 20, 96, 20_000
 SIZES = (20, 26)
+BATCH = 8
+"""Requests in a batch."""
 QUINTILES = 5
 TENTHS = (6, 7, 8, 9)
 """Tenths of the training time on which choices are measured."""
@@ -203,7 +207,9 @@ def calibration(data: Path, folder: Path) -> dict[str, Any]:
 
 
 def cost(data: Path) -> dict[str, dict[str, list[float]]]:
-    """Returns, by request form, microseconds of [decoding, encoding] `without` and `with` the features."""
+    """Returns, by request form, microseconds a request `without` and `with` the features: [decoding, encoding
+    alone, encoding in batches].
+    """
     schemas = {"without": variants()["without"][0], "with": variants()["with"][0]}
     full = schemas["with"]
     reader = open_data(data, full)
@@ -225,12 +231,19 @@ def cost(data: Path) -> dict[str, dict[str, list[float]]]:
     for _ in range(ROUNDS):
         for form, name, encoder, decode, bodies in asks:
             times = forms.setdefault(form, {}).setdefault(name, [])
-            for body in bodies:
+            for first in range(0, REQUESTS, BATCH):
+                batch = []
+                for body in bodies[first : first + BATCH]:
+                    start = time.thread_time()
+                    batch.append(decode(body))
+                    decoded = time.thread_time()
+                    batch[-1].encode(encoder)
+                    times.append([decoded - start, time.thread_time() - decoded])
                 start = time.thread_time()
-                rows = decode(body)
-                decoded = time.thread_time()
-                rows.encode(encoder)
-                times.append([decoded - start, time.thread_time() - decoded])
+                encode(batch, encoder)
+                together = (time.thread_time() - start) / len(batch)
+                for each in times[-len(batch) :]:
+                    each.append(together)
     return {
         form: {name: [float(x) for x in np.median(times, axis=0) * 1e6] for name, times in of.items()}
         for form, of in forms.items()
@@ -275,9 +288,10 @@ def report(found: dict[str, Any]) -> str:
     lines += ["", *markdown_table(["", "predicted / observed", *fifths], rows)]
     rows = []
     for form, of in found["cost"].items():
-        (d0, e0), (d1, e1) = of["without"], of["with"]
-        rows.append([form, *(f"{us:.0f}" for us in (d0, d1, e0, e1))])
-    head = ["form", "decode, us: without", "with", "encode, us: without", "with"]
+        pairs = zip(of["without"], of["with"], strict=True)
+        rows.append([form, *(f"{us:.0f}" for pair in pairs for us in pair)])
+    steps = ("decode", "encode alone", f"encode {BATCH} together")
+    head = ["form", *(cell for step in steps for cell in (f"{step}, us: without", "with"))]
     return "\n".join([*lines, "", *markdown_table(head, rows)])
 
 
@@ -287,12 +301,20 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--json", type=Path)
+    parser.add_argument(
+        "--cost", action="store_true", help="measure the cost again, and keep the rest of --json"
+    )
     parser.add_argument("--choose", action="store_true", help="compare choices on training rows instead")
     args = parser.parse_args()
     torch.set_num_threads(1)
     if args.choose:
         with tempfile.TemporaryDirectory() as folder:
             choose(args.data, args.seeds[:2], Path(folder))
+        return
+    if args.cost:
+        found = json.loads(args.json.read_text()) | {"cost": cost(args.data), "cost_machine": processor()}
+        save(args.json, found)
+        print(report(found))
         return
     with tempfile.TemporaryDirectory() as folder:
         found = {
