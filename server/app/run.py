@@ -53,6 +53,7 @@ from polyrec.server.http.connection.access_log import AccessLog
 from polyrec.server.http.connection.connection import Connection
 from polyrec.server.http.connection.frontend import HttpFrontend, ServerState
 from polyrec.server.http.connection.handshake import Handshake, Handshakes
+from polyrec.server.http.connection.limits import ACCEPTS_PER_ITERATION
 from polyrec.server.http.shared_port import SharedPort
 from polyrec.server.metrics.event_loop import GcTimer
 from polyrec.server.record_pipe import close_pipes
@@ -63,9 +64,6 @@ from polyrec.server.source.model_source import ModelSource
 from polyrec.server.tracing.tracer import open_tracer
 
 log = logging.getLogger("polyrec.server")
-
-ACCEPTS_PER_ITERATION = 16
-"""Maximum connections accepted per loop iteration. An accept takes as long as rejecting a request."""
 
 
 def duplicate_listener(listener: socket.socket) -> list[socket.socket]:
@@ -175,7 +173,7 @@ async def _serve(
     app = ModelsApplication(models, application)
     served: ASGIApp = app if shared is None else SharedPort(app, shared.getsockname()[1])
     access_log = AccessLog.from_rate(settings.access_log)
-    frontend = HttpFrontend(served, app.hot, engine, settings.connection_limits, access_log)
+    frontend = HttpFrontend(served, app.hot, engine, settings.connection_limits(), access_log)
     context = None
     if settings.tls_cert is not None and settings.tls_key is not None:
         context = server_context(settings.tls_cert, settings.tls_key)
@@ -199,6 +197,7 @@ async def _serve(
             frontend,
             grpc,
             load=partial(_load, models, settings, source, files),
+            limit=partial(_limit_connections, settings, frontend, grpc),
             announce=partial(_announce, models, url, grpc, on_ready),
             # of a shared socket, one accept per iteration: connections go to the process with the idlest loop
             sockets=duplicate_listener(listener) if shared is None else [shared, listener],
@@ -271,11 +270,15 @@ async def _run_until_stopped(
     frontend: HttpFrontend,
     grpc: GrpcPort | None,
     load: Callable[[], None],
+    limit: Callable[[], None],
     announce: Callable[[], Awaitable[None]],
     sockets: list[socket.socket],
     accept_while_loading: bool,
 ) -> None:
-    """Loads and serves until a signal ends the server. load: blocks. Raises PolyrecError from `load`."""
+    """Loads and serves until a signal ends the server. Raises PolyrecError from `load`.
+
+    load: blocks. limit: called when everything is open.
+    """
     background = [start_task(frontend.sweep(), "the timeouts of connections")]
     loading = run_in_thread(load)
     if not accept_while_loading:
@@ -285,6 +288,7 @@ async def _run_until_stopped(
         await asyncio.wait((serving, loading), return_when=asyncio.FIRST_COMPLETED)
         if loading.done():
             loading.result()
+            limit()
             models.attach()
             background += filter(None, [engine.watch_live_quality() for engine in models.engines])
             # loaded objects live until the end, so keep the collector from scanning them again
@@ -305,6 +309,21 @@ async def _run_until_stopped(
         if not loading.done():
             # the loading thread still changes the models and would crash during interpreter shutdown
             os._exit(0)
+
+
+def _limit_connections(settings: Settings, frontend: HttpFrontend, grpc: GrpcPort | None) -> None:
+    """Limits connections to the file descriptors that bundles, lanes and logs have left."""
+    limits = settings.connection_limits(len(frontend.connections))
+    wanted = settings.max_connections
+    if wanted is not None and limits.connections < wanted:
+        log.warning(
+            "at most %d connections instead of %d: the limit of file descriptors (ulimit -n) is too low",
+            limits.connections,
+            wanted,
+        )
+    frontend.limits = limits
+    if grpc is not None:
+        grpc.limits = limits
 
 
 async def _announce(

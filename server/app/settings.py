@@ -29,7 +29,7 @@ from polyrec.server.access.tokens import OpenRight
 from polyrec.server.app.kubernetes import is_service_variable
 from polyrec.server.app.logs import LogFormat
 from polyrec.server.errors import shortened
-from polyrec.server.http.connection.limits import ConnectionLimits, descriptor_limit
+from polyrec.server.http.connection.limits import ConnectionLimits, max_connections, open_descriptors
 from polyrec.server.live_quality.settings import (
     MAX_BOUND,
     MAX_EVERY_S,
@@ -136,7 +136,7 @@ class Settings(Strict):
     store_url, store_password, store_password_file: of the remote store, in place of the plan's. The password
         itself can be given by a variable only.
     max_connections, max_buffered_bytes, keep_alive_s, head_timeout_s, body_timeout_s, write_timeout_s: limits
-        of connections (docs/protocol.md); max_connections: None for the limit of file descriptors.
+        of connections (docs/protocol.md); max_connections: at most what the limit of file descriptors allows.
     docs: whether /docs and /openapi.json are answered.
     prediction_log, prediction_log_...: folder of the log of predictions, and `PredictionLogSettings`.
     live_quality, live_quality_...: `LiveQualitySettings`; needs a prediction log.
@@ -321,12 +321,16 @@ class Settings(Strict):
             if (value := getattr(self, name)) is not None
         }
 
-    @property
-    def connection_limits(self) -> ConnectionLimits:
-        """Returns the connection limits, which apply to HTTP and gRPC separately."""
-        connections = self.max_connections or descriptor_limit(
-            self.tls_cert is not None, self.grpc_port is not None
+    def connection_limits(self, connected: int = 0) -> ConnectionLimits:
+        """Returns the connection limits, which apply to HTTP and gRPC separately.
+
+        connected: connections open now. The other open file descriptors leave room for so many at most.
+        """
+        connections = max_connections(
+            open_descriptors() - connected, self.tls_cert is not None, self.grpc_port is not None
         )
+        if self.max_connections is not None:
+            connections = min(connections, self.max_connections)
         return ConnectionLimits(
             head_s=self.head_timeout_s,
             body_s=self.body_timeout_s,

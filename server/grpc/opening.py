@@ -25,11 +25,14 @@ def require_packages() -> None:
 
 
 class GrpcPort:
-    """The gRPC server at `address` (`host:port`), before it starts, while it runs and until it has ended."""
+    """The gRPC server at `address` (`host:port`), before it starts, while it runs and until it has ended.
+
+    limits: of the connections; read when it starts.
+    """
 
     def __init__(self, settings: Settings, address: str) -> None:
         self.address = address
-        self._limits = settings.connection_limits
+        self.limits = settings.connection_limits()
         self._access_log = AccessLog.from_rate(settings.access_log)
         self._drain_timeout_s = settings.drain_timeout_s
         self._key = None
@@ -44,7 +47,7 @@ class GrpcPort:
         logging.getLogger("grpc._cython.cygrpc").addFilter(_is_not_caused_by_client)
         from polyrec.server.grpc.listener import GrpcServer
 
-        self._server = GrpcServer(models, self._limits, self._key, self._access_log)
+        self._server = GrpcServer(models, self.limits, self._key, self._access_log)
         await self._server.start(self.address)
 
     def reload_key(self) -> None:

@@ -30,12 +30,11 @@ class Handshakes:
     def __init__(self, context: ssl.SSLContext, frontend: HttpFrontend) -> None:
         self.context = context
         self._frontend = frontend
-        self._most = max(1, int(HANDSHAKES_SHARE * frontend.limits.connections))
         self._networks = Networks[Handshake]()
 
     def begin(self, handshake: Handshake) -> None:
         """Adds a handshake; at the limit, ends another one."""
-        if self._networks.total >= self._most:
+        if self._networks.total >= max(1, int(HANDSHAKES_SHARE * self._frontend.limits.connections)):
             oldest = next(self._networks.largest())
             self._frontend.exceeded("handshakes", f"{oldest.address} has the most unfinished TLS handshakes")
             oldest.abort()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,8 +10,14 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
+MAX_DESCRIPTORS = 65536
+"""Maximum file descriptors used."""
+ACCEPTS_PER_ITERATION = 16
+"""Maximum connections accepted per loop iteration. An accept takes as long as rejecting a request."""
+SURPLUS_DESCRIPTORS = 3 * ACCEPTS_PER_ITERATION
+"""Maximum connections beyond the limit: one is closed two iterations after it was accepted."""
 RESERVED_DESCRIPTORS = 64
-"""File descriptors reserved for bundles, lanes and logs."""
+"""Minimum file descriptors reserved for bundles, lanes and logs, where there are enough."""
 CLOSE_S = 1.0
 """Maximum wait for an idle client's TLS close_notify, which a client that does not read never sends."""
 LAST_S = 0.5
@@ -19,19 +26,29 @@ HANDSHAKES_SHARE = 0.1
 """Maximum unfinished TLS handshakes, as a share of the maximum connections."""
 
 
-def descriptor_limit(tls: bool = False, grpc: bool = False) -> int:
+def max_connections(open_now: int, tls: bool = False, grpc: bool = False) -> int:
     """Raises the soft limit of file descriptors, and returns the number of connections it suffices for.
 
+    open_now: descriptors open without connections. As many again are reserved for a reload, which opens all
+    bundles and lanes a second time, and at least SURPLUS_DESCRIPTORS, but no more than four fifths of the
+    others.
     tls: whether unfinished handshakes need descriptors too.
     grpc: whether gRPC is served, for which half of the connections are reserved.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = hard if hard != resource.RLIM_INFINITY else max(soft, 65536)
+    wanted = hard if hard != resource.RLIM_INFINITY else max(soft, MAX_DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
         soft = wanted
-    free = (min(soft, 65536) - RESERVED_DESCRIPTORS) // (2 if grpc else 1)
+    left = min(soft, MAX_DESCRIPTORS) - open_now
+    left -= min(max(open_now, RESERVED_DESCRIPTORS - open_now, SURPLUS_DESCRIPTORS), left - left // 5)
+    free = left // (2 if grpc else 1)
     return max(1, int(free / (1 + HANDSHAKES_SHARE)) if tls else free)
+
+
+def open_descriptors() -> int:
+    """Returns the number of file descriptors that this process has open."""
+    return len(os.listdir("/proc/self/fd"))
 
 
 @dataclass(frozen=True)

@@ -212,18 +212,18 @@ def test_shares_and_weights_are_by_model_and_of_models_that_are_served() -> None
 
 def test_http_and_grpc_share_the_descriptors() -> None:
     """Each took all, so that connections to one port could leave the other, and lanes, none."""
-    alone = load_settings({"bundle": "b"}, {}).connection_limits.connections
-    both = load_settings({"bundle": "b", "grpc_port": 0}, {}).connection_limits.connections
+    alone = load_settings({"bundle": "b"}, {}).connection_limits().connections
+    both = load_settings({"bundle": "b", "grpc_port": 0}, {}).connection_limits().connections
     assert alone - 1 <= 2 * both <= alone
     given = load_settings({"bundle": "b", "grpc_port": 0, "max_connections": 100}, {})
-    assert given.connection_limits.connections == 100
+    assert given.connection_limits().connections == 100
 
 
 @pytest.mark.parametrize("connections", [None, 100])
 def test_handshakes_have_descriptors_beside_the_connections(connections: int | None) -> None:
     pair = {"tls_cert": "cert", "tls_key": "key", "max_connections": connections}
-    plain = load_settings({"bundle": "b"}, {}).connection_limits.connections
-    limits = load_settings({"bundle": "b"} | pair, {}).connection_limits
+    plain = load_settings({"bundle": "b"}, {}).connection_limits().connections
+    limits = load_settings({"bundle": "b"} | pair, {}).connection_limits()
     if connections is None:
         assert 0.9 * plain < limits.connections * (1 + HANDSHAKES_SHARE) <= plain
     else:
