@@ -51,7 +51,7 @@ def repository_routes(models: ModelRepository, admin: Admin, loader: ModelLoader
     """
 
     async def index(request: Request) -> Reply:
-        return json_reply(model_states(models, () if loader is None else loader.unloaded()))
+        return json_reply(model_states(models, () if loader is None else await loader.unloaded()))
 
     def changing(
         action: str, arguments: type[Strict], change: Callable[[str], Awaitable[dict[str, Any]]]

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -16,8 +17,14 @@ import pytest
 import tritonclient.http as tritonhttp
 
 from polyrec.loadtest.drivers.server_pages import MetricSamples
+from polyrec.models.fetching.url import ModelUrl
 from polyrec.planner.plan import PlannedLane, save_plan, single_path_plan
+from polyrec.server.app.engine import Engine
+from polyrec.server.app.serving import Serving
 from polyrec.server.child import ServerProcess
+from polyrec.server.repository.loader import UNLOADED, ModelLoader
+from polyrec.server.repository.repository import ModelRepository
+from polyrec.server.repository.settings import ModelFiles
 from tests.forking import start
 from tests.server.placing import TOKEN
 from tests.server.prediction_log.test_log import wait
@@ -170,6 +177,32 @@ def test_a_model_that_has_come_into_the_folder_is_loaded_and_a_broken_one_is_not
     assert http.post(f"{MODELS}/c/load").status_code == 422
     shutil.rmtree(folder / "c")
     assert index(http) == {"a": "READY", "b": "READY"}
+
+
+def test_a_slow_folder_of_models_delays_no_other_request() -> None:
+    looks = 0
+    entered, go_on = threading.Event(), threading.Event()
+
+    def files() -> ModelFiles:
+        nonlocal looks
+        looks += 1
+        entered.set()
+        assert go_on.wait(60)
+        return ModelFiles({"a": Path("a"), "b": Path("b")}, {})
+
+    def open_model(engine: Engine, file: Path | ModelUrl) -> Serving:
+        raise AssertionError("nothing is loaded here")
+
+    async def ask() -> None:
+        loader = ModelLoader(ModelRepository([Engine("a")]), files, open_model, 0.0)
+        asked = [asyncio.create_task(loader.unloaded()) for _ in range(10)]
+        while not entered.is_set():
+            await asyncio.sleep(0)  # the event loop goes on although the folder is being read
+        go_on.set()
+        assert await asyncio.gather(*asked) == [[("b", UNLOADED)]] * 10
+
+    asyncio.run(ask())
+    assert looks < 10
 
 
 def test_a_file_with_an_invalid_name_is_reported_and_the_others_are_loaded(
