@@ -34,6 +34,8 @@ ROUTES = {
 }
 """Route in the names of spans, by endpoint."""
 PROPAGATED = frozenset({b"traceparent", b"tracestate"})
+PARSERS = ("opentelemetry.trace.span", "opentelemetry.trace.propagation.tracecontext")
+"""Loggers that quote invalid headers of a client, one warning each, before its token is checked."""
 
 
 class Tracer:
@@ -45,6 +47,8 @@ class Tracer:
         from opentelemetry.trace import SpanKind, get_current_span
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+        for name in PARSERS:
+            logging.getLogger(name).setLevel(logging.ERROR)
         self._sample = sampler.should_sample
         self._extract = TraceContextTextMapPropagator().extract
         self._span_of = get_current_span
