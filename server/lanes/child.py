@@ -49,8 +49,14 @@ class Child:
         """
         self.name = name
         self._spare = spare
+        try:
+            self._start(task, inherited)
+        except OSError as e:
+            raise RuntimeUnavailable(f"lane '{name}': its process cannot be started: {e}") from None
+
+    def _start(self, task: str, inherited: frozenset[int]) -> None:
         with ExitStack() as opened:
-            self.mailbox = Mailbox.create(name)
+            self.mailbox = Mailbox.create(self.name)
             opened.callback(self.mailbox.close)
             self.mailbox.put_message(WorkerState.STARTING, task)
             self.wake = _closed_by(opened, os.eventfd(0, os.EFD_CLOEXEC))
@@ -58,8 +64,8 @@ class Child:
             child_end, own_end = os.pipe()
             _closed_by(opened, own_end)
             shared = (self.mailbox.fd, self.wake, self.done, child_end)
-            numbers = map(str, (*shared, int(spare)))
-            command = [sys.executable, "-P", "-m", "polyrec.server.lanes.worker", name, *numbers]
+            numbers = map(str, (*shared, int(self._spare)))
+            command = [sys.executable, "-P", "-m", "polyrec.server.lanes.worker", self.name, *numbers]
             try:
                 self._process = Popen(
                     command,
@@ -69,12 +75,15 @@ class Child:
                     env=_environment(),
                     process_group=0,  # Ctrl-C reaches only the server, which ends its workers
                 )
-            except OSError as e:
-                raise RuntimeUnavailable(f"lane '{name}': its process cannot be started: {e}") from None
             finally:
                 os.close(child_end)
             self.pid = self._process.pid
-            self.ended = _closed_by(opened, os.pidfd_open(self.pid))
+            try:
+                self.ended = _closed_by(opened, os.pidfd_open(self.pid))
+            except OSError:
+                self._process.kill()
+                self._process.wait()
+                raise
             self._opened = opened.pop_all()
 
     def wait_ready(self) -> None:

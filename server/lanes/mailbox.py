@@ -74,8 +74,12 @@ class Mailbox:
     def create(name: str) -> Mailbox:
         """Creates an empty mailbox. name: appears in /proc."""
         fd = os.memfd_create(f"polyrec lane {name}", os.MFD_CLOEXEC)
-        os.ftruncate(fd, FIRST_BYTES)
-        return Mailbox(fd)
+        try:
+            os.ftruncate(fd, FIRST_BYTES)
+            return Mailbox(fd)
+        except BaseException:
+            os.close(fd)
+            raise
 
     def _map(self) -> None:
         size = os.fstat(self.fd).st_size
