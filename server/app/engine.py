@@ -24,7 +24,7 @@ from polyrec.models.tiers.stack import TierStack
 from polyrec.models.tiers.updates.changes import Changes
 from polyrec.planner.plan import Plan, Routing
 from polyrec.server.access.access import Access
-from polyrec.server.app.background import run_in_thread, start_task
+from polyrec.server.app.background import run_in_thread
 from polyrec.server.app.logs import MODEL
 from polyrec.server.app.opening import open_serving
 from polyrec.server.app.served_model import ALIAS
@@ -252,16 +252,12 @@ class Engine:
         return None
 
     def attach(self) -> None:
-        """Starts to watch for lane deaths on the running loop; otherwise the first request does."""
+        """Watches for lane deaths (otherwise from the first request on) and follows the reports of live
+        quality, on the running loop; to be called after each change of the generation."""
         if self._serving is not None:
             self.run_named(self._serving.dispatcher.attach)
-
-    def watch_live_quality(self) -> asyncio.Task[None] | None:
-        """Starts to follow the reports of live quality on the running loop; None if it is not measured."""
-        live = self.live_quality
-        if live is None:
-            return None
-        return self.run_named(lambda: start_task(live.watch(), f"live quality of '{self.name}'"))
+        if (live := self.live_quality) is not None:
+            self.run_named(lambda: live.watch(self.name))
 
     def run_named(self, work: Callable[[], T]) -> T:
         """Calls `work`. Log lines of it, and of tasks that it starts, name the model if there are several."""

@@ -279,7 +279,7 @@ async def _run_until_stopped(
 
     load: blocks. limit: called when everything is open.
     """
-    background = [start_task(frontend.sweep(), "the timeouts of connections")]
+    sweeping = start_task(frontend.sweep(), "the timeouts of connections")
     loading = run_in_thread(load)
     if not accept_while_loading:
         await asyncio.wait((loading,))
@@ -290,7 +290,6 @@ async def _run_until_stopped(
             loading.result()
             limit()
             models.attach()
-            background += filter(None, [engine.watch_live_quality() for engine in models.engines])
             # loaded objects live until the end, so keep the collector from scanning them again
             gc.collect()
             gc.freeze()
@@ -303,8 +302,7 @@ async def _run_until_stopped(
         await serving
         if grpc is not None:
             await grpc.stopped()
-        for task in background:
-            task.cancel()
+        sweeping.cancel()
         _end_processes(models)
         if not loading.done():
             # the loading thread still changes the models and would crash during interpreter shutdown

@@ -12,6 +12,7 @@ from typing import Any
 
 from polyrec.models.errors import PolyrecError
 from polyrec.planner.live_quality import Range, following_values, reference_path
+from polyrec.server.app.background import start_task
 from polyrec.server.app.serving import OpenPath, Serving
 from polyrec.server.clock import clock
 from polyrec.server.live_quality.report import Ends, Report, read_report, report_file
@@ -70,6 +71,7 @@ class LiveQuality:
         """The last report on the served paths, unless it is stale; None before the first one."""
         self.pipe: RecordPipe | None = None
         self._started_s = 0.0
+        self._watching: asyncio.Task[None] | None = None
 
     def adopt(self, serving: Serving) -> None:
         """Judges a new generation from now on; logs an error if it cannot be judged."""
@@ -137,11 +139,17 @@ class LiveQuality:
             canary=self._canary,
         )
 
-    async def watch(self) -> None:
-        """Polls until canceled."""
-        while True:
-            await asyncio.sleep(POLL_S)
-            await self.poll()
+    def watch(self, name: str) -> None:
+        """Polls on the running loop from now on, until `close`. name: the model's, for the log."""
+        if self._watching is not None:
+            return
+
+        async def watch() -> None:
+            while True:
+                await asyncio.sleep(POLL_S)
+                await self.poll()
+
+        self._watching = start_task(watch(), f"live quality of '{name}'")
 
     async def poll(self) -> None:
         """Reads the report, and sets metrics and values."""
@@ -170,7 +178,9 @@ class LiveQuality:
             self._follow()
 
     def close(self) -> None:
-        """Kills the judge, which has no state to save."""
+        """Ends polling, which would restart the judge, and kills the judge, which has no state to save."""
+        if self._watching is not None:
+            self._watching.cancel()
         if self.pipe is not None:
             self.pipe.kill()
 

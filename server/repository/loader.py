@@ -62,7 +62,6 @@ class ModelLoader:
         self._scanning = asyncio.Lock()
         self._scanned: ModelFiles | None = None
         self._scan_after_s = 0.0
-        self._watching: dict[Engine, asyncio.Task[None]] = {}
 
     async def unloaded(self) -> list[tuple[str, str]]:
         """Returns (name, why it is not served) of other models, and of files whose name is invalid.
@@ -110,8 +109,6 @@ class ModelLoader:
                 raise
             self._models.add(engine, serving)
             engine.attach()
-            if (watching := engine.watch_live_quality()) is not None:
-                self._watching[engine] = watching
             log.warning("model '%s' is loaded, bundle version %s", name, serving.version)
             return engine
 
@@ -173,9 +170,6 @@ class ModelLoader:
         dispatcher.close()
         if tiers.stacks:
             await run_in_thread(tiers.close)
-        watching = self._watching.pop(engine, None)
-        if watching is not None:
-            watching.cancel()
         if engine.live_quality is not None:
             engine.live_quality.close()
         if engine.prediction_log is not None:

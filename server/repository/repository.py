@@ -131,7 +131,7 @@ class ModelRepository:
         return None
 
     def attach(self) -> None:
-        """Starts watching for lane deaths on the running loop, before the first request."""
+        """Starts watching for lane deaths and live quality on the running loop, before the first request."""
         for engine in self.engines:
             engine.attach()
 

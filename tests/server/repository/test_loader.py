@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import shutil
 import signal
 import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -22,6 +24,8 @@ from polyrec.planner.plan import PlannedLane, save_plan, single_path_plan
 from polyrec.server.app.engine import Engine
 from polyrec.server.app.serving import Serving
 from polyrec.server.child import ServerProcess
+from polyrec.server.live_quality.settings import LiveQualitySettings
+from polyrec.server.prediction_log.settings import PredictionLogSettings
 from polyrec.server.repository.loader import UNLOADED, ModelLoader
 from polyrec.server.repository.repository import ModelRepository
 from polyrec.server.repository.settings import ModelFiles
@@ -107,6 +111,78 @@ def test_an_unloaded_model_is_gone_and_a_loaded_one_answers_as_before(
     assert (loaded.status_code, loaded.json()["state"]) == (200, "READY")
     assert rank(http, "b").json()["scores"] == before["scores"]
     assert shares(http) == {"a": 0.5, "b": 0.5}
+
+
+def judges(pid: int) -> int:
+    """Number of a server's processes that judge live quality."""
+    found = 0
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in children.read_text().split():
+            found += b"polyrec.server.live_quality.process" in Path(f"/proc/{child}/cmdline").read_bytes()
+    return found
+
+
+def test_a_model_of_the_start_leaves_neither_memory_nor_judge(folder: Path, tmp_path: Path) -> None:
+    settings = {"models": folder, "admin_token": TOKEN, "drain_grace_s": 0}
+    judged = {"prediction_log": tmp_path / "log", "live_quality": "measure"}
+    with (
+        start(settings | judged) as child,
+        httpx.Client(base_url=child.url, timeout=90, headers=ADMIN) as http,
+    ):
+        wait(lambda: judges(child.process.pid) == 2)  # until its command is executed, a child has another
+        assert http.post(f"{MODELS}/b/unload").status_code == 200
+        assert judges(child.process.pid) == 1
+        assert str(folder / "b") not in Path(f"/proc/{child.process.pid}/maps").read_text()
+
+
+@pytest.mark.parametrize("loaded", ["at the start", "later"])
+def test_nothing_watches_the_live_quality_of_an_unloaded_model(
+    folder: Path, tmp_path: Path, loaded: str
+) -> None:
+    """The task of a model of the start went on, kept its memory, and restarted its judge after 60 s."""
+    plans = {name: single_path_plan(folder / name, "table", "torch") for name in ("a", "b")}
+
+    def open_model(engine: Engine, unused: object) -> Serving:
+        serving = engine.open(plans[engine.name])
+        log_settings = PredictionLogSettings(folder=tmp_path / engine.name)
+        engine.open_live_quality(LiveQualitySettings(mode="measure"), log_settings, serving)
+        engine.open_prediction_log(log_settings, serving)
+        return serving
+
+    async def run() -> None:
+        first = Engine("a")
+        models = ModelRepository((first, Engine("b", sibling=first)))
+        files = ModelFiles(by_name={name: folder / name for name in plans}, invalid={})
+        loader = ModelLoader(models, lambda: files, open_model, drain_s=60)
+        tasks = asyncio.all_tasks()
+        for engine in models.engines:
+            engine.adopt(open_model(engine, None))
+        del engine
+        models.attach()
+        if loaded == "later":
+            await loader.unload("b")
+            await loader.load("b")
+        unloaded = models.engines[1]
+        assert len(asyncio.all_tasks() - tasks) == 2
+        assert unloaded.live_quality is not None
+        assert unloaded.live_quality.pipe is not None
+        judge = unloaded.live_quality.pipe.pid
+        kept = [weakref.ref(each) for each in (unloaded, unloaded.live_quality, unloaded.serving.bundle)]
+        del unloaded
+        await loader.unload("b")
+        assert len(asyncio.all_tasks() - tasks) == 1
+        assert [each() for each in kept] == [None] * 3
+        assert not Path(f"/proc/{judge}").exists()
+        assert first.live_quality is not None
+        assert first.prediction_log is not None
+        first.live_quality.close()
+        first.prediction_log.close()
+        models.close()
+
+    try:
+        asyncio.run(run())
+    finally:
+        gc.unfreeze()  # an unload freezes what is left
 
 
 def test_a_model_that_could_not_be_loaded_can_be_loaded_again(folder: Path, tmp_path: Path) -> None:
