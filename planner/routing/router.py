@@ -33,6 +33,8 @@ SHARE_MEMORY_S = 2.0
 BATCH_ROWS_WEIGHT = 0.1
 """EWMA weight of the newest batch size."""
 INF = float("inf")
+STALLED_S = 5.0
+"""Age of the batches of all lanes from which the lanes count as unable to answer; machines pause for less."""
 URGENT_SHARE = 0.25
 """Share of its budget after which a query is dispatched without waiting for more arrivals."""
 
@@ -257,6 +259,10 @@ class Router:
             if self.policy.learns:
                 self.policy.finished(query, now_s)
         return expired
+
+    def all_stalled(self, now_s: float) -> bool:
+        """Whether every usable lane has an abandoned batch that is at least STALLED_S old."""
+        return all(lane.stalled_s(now_s) >= STALLED_S for lane in self.state.usable)
 
     def wake_s(self) -> float | None:
         """Returns when to call `expire` and `next` if no event comes first; None for never."""

@@ -249,6 +249,8 @@ class Engine:
             return "no plan is in service"
         if not self._serving.dispatcher.can_answer:
             return "no lane can answer: all are dead, and being started again"
+        if self._serving.dispatcher.stalled:
+            return "all lanes are stalled"
         return None
 
     def attach(self) -> None:

@@ -78,6 +78,11 @@ class Dispatcher:
         """Whether a live lane executes a path that the policy uses."""
         return bool(self.router.state.usable)
 
+    @property
+    def stalled(self) -> bool:
+        """Whether no usable lane has returned its batch for seconds, long after it was due."""
+        return self.router.all_stalled(clock())
+
     def share_loop(self, other: Dispatcher) -> None:
         """Shares accounting of the event loop's CPU time with another dispatcher on it."""
         self._control.share(other._control)

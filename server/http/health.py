@@ -47,7 +47,7 @@ def health_routes(models: ModelRepository) -> list[Endpoint]:
             readyz,
             tag="health",
             summary="Readiness",
-            description="200 while the server can take requests: loaded, not draining, a lane alive.",
+            description="200 while the server can take requests: loaded, not draining, a lane that answers.",
             response=Success(ReadyResponse),
             error_models={503: NotReadyResponse},
         ),

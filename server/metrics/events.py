@@ -169,11 +169,10 @@ class Stalls:
         """Takes the lanes' states, by name; to be called every tick."""
         before, self._stalled = self._stalled, {}
         for name, lane in lanes:
-            batch = lane.in_flight
-            if lane.alive and batch is not None and batch.lost and now_s - batch.started_s >= STALL_S:
-                self._stalled[lane] = batch.started_s
+            waited_s = lane.stalled_s(now_s)
+            if waited_s >= STALL_S:
+                self._stalled[lane] = now_s - waited_s
                 if lane not in before:
-                    waited_s = now_s - batch.started_s
                     text = f"lane {name} stalled: a batch has not returned for {waited_s:.1f} s"
                     self._report(now_s, "lane_stalled", f"{text}; until it does, the lane gets no work")
             elif lane in before and lane.alive:

@@ -102,6 +102,32 @@ def test_a_lane_that_stalls_loses_its_work_and_gets_it_back(lanes: ServerProcess
     assert events.index("lane_stalled") < events.index("lane_resumed")
 
 
+def test_a_server_whose_lanes_have_all_stalled_is_not_ready_until_one_answers(lanes: ServerProcess) -> None:
+    def ready() -> tuple[int, str]:
+        page = httpx.get(f"{lanes.url}/readyz")
+        assert httpx.get(f"{lanes.url}/v2/health/ready").status_code == page.status_code
+        return page.status_code, page.json().get("error", "")
+
+    first, second = (lane["pid"] for lane in lanes_of(lanes))
+    try:
+        for pid in (first, second):
+            os.kill(pid, signal.SIGSTOP)
+        # the second lane gets a request once the first has stalled
+        wait_until(lanes, lambda now: all(lane["breaker"] == "open" for lane in now))
+        wait_until(lanes, lambda _: ready() == (503, "all lanes are stalled"))
+        os.kill(second, signal.SIGCONT)
+        wait_until(lanes, lambda now: [lane["breaker"] for lane in now] == ["open", "closed"])
+        # the first has been stalled for longer than is needed if it were alone
+        assert ready() == (200, "")
+        assert answered(lanes)
+    finally:
+        for pid in (first, second):
+            os.kill(pid, signal.SIGCONT)
+    wait_until(lanes, lambda now: all(lane["breaker"] == "closed" for lane in now))
+    assert ready() == (200, "")
+    assert [lane["pid"] for lane in lanes_of(lanes)] == [first, second]
+
+
 def test_a_server_without_any_lane_refuses_until_one_is_back(lanes: ServerProcess) -> None:
     for lane in lanes_of(lanes):
         os.kill(lane["pid"], signal.SIGKILL)

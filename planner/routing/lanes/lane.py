@@ -94,6 +94,13 @@ class LaneState:
         """Whether the lane is alive and its breaker is closed."""
         return self.alive and self.breaker.state is CLOSED
 
+    def stalled_s(self, now_s: float) -> float:
+        """Returns for how many seconds an abandoned batch has been executing; 0 if there is none."""
+        batch = self.in_flight
+        if not self.alive or batch is None or not batch.lost:
+            return 0.0
+        return now_s - batch.started_s
+
     def tick(self, now_s: float, passed_s: float, weight: float) -> None:
         """Updates correction and utilization. weight: EWMA weight of the time since the last tick."""
         self.utilization += weight * (min(1.0, self.busy_s / passed_s) - self.utilization)

@@ -3,7 +3,9 @@
 import pytest
 
 from polyrec.planner.plan import Limits
+from polyrec.planner.routing.lanes.path import PathSpec
 from polyrec.planner.routing.query import Query, Reason, RejectReason
+from polyrec.planner.routing.router import STALLED_S
 from tests.planner.routing.servers import (
     BOTH,
     GPU_LANE,
@@ -314,3 +316,32 @@ def test_attempted_queries_count_as_demand_and_change_nothing_else(rows):
     for name in ("rows_s", "possible_s", "mean_rows", "budget_s", "urgent_s", "high_rows_s", "variance_s"):
         assert getattr(observed, name) == getattr(usual, name), name
     assert driver.router.state.prices == without.router.state.prices
+
+
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_all_lanes_are_stalled_once_none_has_returned_its_batch_for_seconds(lanes):
+    driver = RouterDriver(router(lanes=cpu_lanes(lanes)))
+    for _ in range(lanes):  # the one after the other, when the lane before has stalled
+        assert not driver.router.all_stalled(driver.now_s)
+        driver.submit(23, 0.1)
+        driver.turn()
+        driver.now_s += STALLED_S
+        driver.turn()
+    assert len(driver.running) == lanes
+    assert driver.router.all_stalled(driver.now_s)
+    assert not driver.router.all_stalled(driver.now_s - STALLED_S / 2)
+    driver.done(0)
+    assert not driver.router.all_stalled(2 * driver.now_s)
+
+
+def test_a_long_batch_that_is_not_overdue_is_no_stall():
+    slow = PathSpec("slow@cpu", "cpu", 0.8, line(2 * STALLED_S, 0))
+    driver = RouterDriver(router((slow,), cpu_lanes(1)))
+    driver.submit(1, 100)
+    for driver.now_s in (0.0, 2 * STALLED_S):
+        driver.turn()
+    assert len(driver.running) == 1
+    assert not driver.router.all_stalled(driver.now_s)
+    driver.now_s *= 10
+    driver.turn()
+    assert driver.router.all_stalled(driver.now_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import httpx
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
@@ -16,6 +18,7 @@ from polyrec.server.grpc.messages import SERVICE
 from tests.forking import start
 from tests.server.grpc.conftest import Stub
 
+BUDGET = {"X-Latency-Budget-Ms": "2000"}
 Response = health_pb2.HealthCheckResponse
 
 
@@ -39,6 +42,33 @@ def test_another_service_is_unknown(stub: Stub, refused: Callable[..., Any]) -> 
     watch = health.Watch(named("other"))
     assert next(watch).status == Response.SERVICE_UNKNOWN
     watch.cancel()
+
+
+def test_a_server_whose_only_lane_stalls_is_not_serving_until_it_answers(bundle_dir: Path) -> None:
+    settings = {"bundle": bundle_dir, "grpc_port": 0, "lane": "process", "lanes": 1, "drain_grace_s": 0}
+    with (
+        start(settings) as server,
+        httpx.Client(base_url=server.url) as http,
+        grpc.insecure_channel(str(server.grpc)) as channel,
+    ):
+        health = health_pb2_grpc.HealthStub(channel)
+        watch = health.Watch(named(""), timeout=90)
+        assert next(watch).status == Response.SERVING
+        (lane,) = http.get("/v1/paths").json()["lanes"]
+        os.kill(lane["pid"], signal.SIGSTOP)
+        try:
+            answer = http.post("/v1/predict", json={"instances": [{}]}, headers=BUDGET)
+            assert answer.status_code == 504
+            assert next(watch).status == Response.NOT_SERVING
+            assert health.Check(named(SERVICE)).status == Response.NOT_SERVING
+            assert not Stub(channel).ask("ServerReady").ready
+            page = http.get("/readyz")
+            assert (page.status_code, page.json()["error"]) == (503, "all lanes are stalled")
+        finally:
+            os.kill(lane["pid"], signal.SIGCONT)
+        assert next(watch).status == Response.SERVING
+        assert http.get("/readyz").status_code == 200
+        watch.cancel()
 
 
 def test_a_draining_server_is_not_serving_and_ends_what_is_open(bundle_dir: Path) -> None:
