@@ -16,6 +16,7 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from time import thread_time
 
 from polyrec.models.errors import PolyrecError
 from polyrec.models.fetching.url import ModelUrl
@@ -34,7 +35,7 @@ UNLOADED = "unloaded"
 """Reason of a model that could be loaded, in the repository index."""
 
 SCAN_SHARE = 0.05
-"""Maximum share of the time in which the folder of models is read for the repository index."""
+"""Maximum share of a core's time for reading the folder of models for the repository index."""
 
 Open = Callable[[Engine, Path | ModelUrl], Serving]
 """Opens a file as a generation of an engine, including its logs; blocks. Raises PolyrecError."""
@@ -60,32 +61,40 @@ class ModelLoader:
         self._drain_s = drain_s
         self._lock = asyncio.Lock()
         self._scanning = asyncio.Lock()
-        self._scanned: ModelFiles | None = None
+        self._next_scan: asyncio.Task[ModelFiles | None] | None = None
         self._scan_after_s = 0.0
 
     async def unloaded(self) -> list[tuple[str, str]]:
         """Returns (name, why it is not served) of other models, and of files whose name is invalid.
 
-        Any client may ask, and looking at a folder of 1,100 models takes 30 ms, so that is done in a thread
-        and takes SCAN_SHARE of the time at most.
+        Any client may ask, and looking at a folder of 1,100 models takes 30 ms. So that is done in a thread,
+        for all who wait for it together, and those who ask again wait longer.
         """
-        async with self._scanning:
-            if clock() >= self._scan_after_s:
-                began_s = clock()
-                self._scanned = await asyncio.to_thread(self._scan)
-                self._scan_after_s = clock() + (clock() - began_s) / SCAN_SHARE
-        files = self._scanned
+        if self._next_scan is None:
+            self._next_scan = asyncio.create_task(self._scan_later())
+        files = await asyncio.shield(self._next_scan)
         if files is None:
             return []
         reasons = ((public(file), f"invalid name: {reason}") for file, reason in files.invalid.items())
         return [*((name, UNLOADED) for name in files.by_name if name not in self._models.names), *reasons]
 
-    def _scan(self) -> ModelFiles | None:
-        """Returns the operator's files, None if they cannot be read."""
+    async def _scan_later(self) -> ModelFiles | None:
+        """Returns the operator's files, None if they cannot be read, as soon as SCAN_SHARE permits."""
+        async with self._scanning:
+            await asyncio.sleep(self._scan_after_s - clock())
+            self._next_scan = None  # whoever asks from now on may know of a newer file
+            files, took_s = await asyncio.to_thread(self._scan)
+            self._scan_after_s = clock() + took_s / SCAN_SHARE
+            return files
+
+    def _scan(self) -> tuple[ModelFiles | None, float]:
+        """Returns the operator's files, and the processor time in seconds."""
+        began_s = thread_time()
         try:
-            return self._files()
+            files = self._files()
         except PolyrecError:
-            return None
+            return None, thread_time() - began_s
+        return files, thread_time() - began_s
 
     async def load(self, name: str) -> Engine:
         """Serves a model. Raises NotFound, Invalid, Conflict or NotReady, and then changes nothing."""
