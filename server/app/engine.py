@@ -225,6 +225,12 @@ class Engine:
             raise NotReady(NO_LONGER_SERVED if self._closed else STILL_LOADING)
         return self._serving
 
+    def require_loaded(self) -> None:
+        """Raises NotReady before the first generation, when nothing can be said of what it has, and after
+        `close`.
+        """
+        _ = self.serving
+
     @property
     def plan(self) -> Plan:
         """The plan in service. Raises NotReady before the first one."""

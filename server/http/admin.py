@@ -152,6 +152,7 @@ class Admin:
 
     async def rollback(self, arguments: EmptyRequest) -> dict[str, Any]:
         """Serves the generation from before the last reload again."""
+        self._engine.require_loaded()
         self._engine.check_no_rollout()
         previous = self._engine.previous
         if previous is None:

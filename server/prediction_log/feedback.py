@@ -97,6 +97,7 @@ def feedback_endpoint(engine: Engine) -> Endpoint:
         scope = request.scope
         try:
             client = engine.access.authorized("feedback", scope["headers"], scope.get("client"))
+            engine.require_loaded()
             if engine.prediction_log is None:
                 raise NotFound("this server has no prediction log; start it with --prediction-log FOLDER")
             body = await read_body(scope["headers"], request.receive, MAX_BODY_BYTES)

@@ -172,14 +172,14 @@ class RolloutControl:
         )
 
     async def share(self, arguments: ShareRequest) -> RolloutStatus:
-        """Changes the canary's share. Raises Conflict without a rollout."""
+        """Changes the canary's share. Raises Conflict without a rollout, or NotReady."""
         rollout = self._current()
         rollout.traffic.split.share = arguments.share
         self._announce(f"rollout: version {rollout.traffic.canary.serving.version} gets {arguments.share:g}")
         return self.status()
 
     async def rollback(self, arguments: EndRequest) -> RolloutStatus:
-        """Ends the rollout in favor of the stable version. Raises Conflict without a rollout.
+        """Ends the rollout in favor of the stable version. Raises Conflict without a rollout, or NotReady.
 
         While its version is being opened, waits for that, and no request gets to the version.
         """
@@ -196,7 +196,7 @@ class RolloutControl:
         return self.status()
 
     def judge(self) -> RolloutDecision:
-        """Compares the arms now. Raises Conflict without a rollout."""
+        """Compares the arms now. Raises Conflict without a rollout, or NotReady."""
         rollout = self._current()
         traffic, now_s = rollout.traffic, clock()
         stable, canary = ArmRecords.joined(traffic.stable.take()), traffic.canary.take()
@@ -226,6 +226,7 @@ class RolloutControl:
         return decision
 
     def _current(self) -> Rollout:
+        self._engine.require_loaded()
         if self._opening is not None:
             raise Conflict(
                 "the rollout has not begun: its version is being opened; only rollback can end it now"

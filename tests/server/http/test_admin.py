@@ -348,6 +348,7 @@ def test_no_plan_is_loaded_before_the_first_one_is(client: Any, plan: Plan, tmp_
     engine.access = Access(engine.metrics, admin_token=TOKEN)
     admin = type(client)(client.runner, create_app(engine, Admin(engine)))
     body = json.dumps({"plan": str(tmp_path / "plan.json")}).encode()
-    answer = act(admin, "reload", body)
-    assert answer.status_code == 503
-    assert "still loading" in answer.json()["error"]
+    for name, arguments in (("reload", body), ("rollback", b"{}")):
+        answer = act(admin, name, arguments)
+        assert answer.status_code == 503
+        assert "still loading" in answer.json()["error"]

@@ -21,12 +21,16 @@ from polyrec.loadtest.drivers.server_pages import MetricSamples
 from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.data.parquet import parquet_files
 from polyrec.models.data.prediction_log import FEEDBACK, REQUESTS, PredictionLogReader
+from polyrec.planner.plan import Plan
+from polyrec.server.access.access import Access
+from polyrec.server.app.engine import Engine
 from polyrec.server.child import StartFailed
+from polyrec.server.http.app import create_app
 from polyrec.server.prediction_log.feedback import FeedbackItem, FeedbackList
 from tests.forking import start
 from tests.server.conftest import Arrays, Request
 from tests.server.grpc.conftest import Stub, infer_request, probabilities
-from tests.server.prediction_log.conftest import FEEDBACK_TOKEN, OTHER_TOKEN, LoggingServer
+from tests.server.prediction_log.conftest import FEEDBACK_TOKEN, OTHER_TOKEN, LoggingServer, write_tokens
 
 LATER_S = 4000.0
 """After the window in which labels may come."""
@@ -256,6 +260,20 @@ def test_malformed_feedback_is_rejected(logging_http: httpx.Client, content: Any
     answer = feedback(logging_http, content)
     assert answer.status_code == 422
     assert message in answer.json()["error"]
+
+
+def test_labels_are_to_be_sent_again_while_the_server_loads(client: Any, plan: Plan, tmp_path: Path) -> None:
+    """A server that starts again has no log yet, which is no reason to give up."""
+    engine = Engine()
+    engine.access = Access(engine.metrics, file=write_tokens(tmp_path))
+    loading = type(client)(client.runner, create_app(engine))
+    body, allowed = b'{"request_id": "r", "positives": [0]}', {"authorization": f"Bearer {FEEDBACK_TOKEN}"}
+    answer = loading.post("/v1/feedback", body, allowed)
+    assert (answer.status_code, "still loading" in answer.json()["error"]) == (503, True)
+    engine.load(plan)
+    answer = loading.post("/v1/feedback", body, allowed)
+    assert (answer.status_code, "no prediction log" in answer.json()["error"]) == (404, True)
+    engine.close()
 
 
 MANY_KEYS = {f"key{i}": 0 for i in range(4000)}

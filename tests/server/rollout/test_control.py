@@ -20,9 +20,11 @@ from polyrec.models.bundle.bundle import load_bundle
 from polyrec.models.tiers.updates.update import StoredTableUpdate, StoredUpdate
 from polyrec.models.tiers.updates.update_log import UpdateLogError
 from polyrec.planner.plan import Plan, load_plan, save_plan, single_path_plan
+from polyrec.server.app.engine import Engine
 from polyrec.server.app.logs import LineFormatter
 from polyrec.server.errors import Defect
 from polyrec.server.tiers.update_store import UpdateStore
+from tests.server.conftest import administered
 from tests.server.placing import ALLOWED
 from tests.server.rollout.conftest import PATIENCE_S, QUICK, PlanOf, Trial
 
@@ -174,6 +176,15 @@ def test_without_a_rollout_there_is_nothing_to_end(trial: Trial, page: str) -> N
     assert "there is no rollout of model 'trivago'" in answer.json()["error"]
     assert "polyrec rollout rollback --previous returns to the plan" in answer.json()["error"]
     assert trial.status() == {"model": "trivago", "rollout": None, "ended": []}
+
+
+@pytest.mark.parametrize("page", ["promote", "rollback", "share"])
+def test_a_server_that_loads_does_not_say_that_a_rollout_can_be_started(client: Any, page: str) -> None:
+    engine = Engine()
+    loading = Trial(administered(client, engine), engine)
+    answer = loading.call(page, **({"share": 0.1} if page == "share" else {}))
+    assert answer.status_code == 503
+    assert "still loading" in answer.json()["error"]
 
 
 @pytest.mark.parametrize(
