@@ -108,11 +108,14 @@ class Iteration(Strict):
 
 
 def after(iteration: Iteration, result: StepResult, now: float, last: Step) -> Iteration:
-    """Returns the iteration after a result of its step. last: the step that completes an iteration."""
+    """Returns the iteration after a result of its step. last: the step that completes an iteration.
+
+    Only "go" continues or completes it, also if it was forced: "promoted" says what the server serves.
+    """
     step = iteration.step
     done = DoneStep(step=step, began=iteration.step_began, ended=now, result=result)
     changes: dict[str, Any] = {"done": (*iteration.done, done), "error": None, "attempts": 0}
-    if result.verdict != "go" and step not in iteration.forced:
+    if result.verdict != "go":
         changes["state"] = STATES[result.verdict]
     elif step == last:
         changes["state"] = "promoted" if step == "canary" else "published"
@@ -129,8 +132,8 @@ def failed(iteration: Iteration, error: str) -> Iteration:
 def forced(iteration: Iteration, now: float) -> Iteration:
     """Returns a stopped iteration that an operator forces to continue.
 
-    After a check or an evaluation it continues with the next step; a canary is restarted and promoted at
-    once.
+    After a check or an evaluation it continues with the next step. A canary is tried again, and the server is
+    told to promote it at once (polyrec/loop/canary.py).
     Raises LoopError.
     """
     if iteration.state not in FORCED:

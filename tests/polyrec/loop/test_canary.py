@@ -249,16 +249,28 @@ def test_a_canary_without_requests_is_rolled_back_after_its_time(
     assert "not promoted within 1 s" in found["done"][-1]["result"]["reason"]
 
 
-def test_a_server_of_another_version_holds_the_iteration(
+def test_a_server_of_another_version_holds_the_iteration_also_if_it_is_forced(
     server: ServerProcess, run: Callable[..., int], folder: Path, nested: Bundle
 ) -> None:
     save_plan(single_path_plan(nested.path, "table", "onnx", width=8), folder / "other.json")
+    state, plan = ["--state", str(folder / "state")], (folder / "state" / "plan.json").read_text()
     with AdminCalls(server.url) as calls:
         calls.post("reload", {"plan": str(folder / "other.json")})
-    assert run() == 3
-    found = record(folder)
-    assert found["state"] == "held"
-    assert f"the server serves version {nested.manifest.version}" in found["done"][-1]["result"]["reason"]
+        for _ in range(2):
+            assert run() == 3
+            found = record(folder)
+            assert (found["state"], found["step"]) == ("held", "canary")
+            reason = found["done"][-1]["result"]["reason"]
+            assert f"the server serves version {nested.manifest.version}" in reason
+            # nothing was rolled out
+            assert (folder / "state" / "plan.json").read_text() == plan
+            assert main(["loop", "force", *state]) == 0
+        calls.post("reload", {"plan": str(folder / "plan.json")})
+        assert run() == 0
+        ended = calls.get("rollout")["ended"]
+    assert record(folder)["state"] == "promoted"
+    assert (ended[0]["outcome"], ended[0]["reason"]) == ("promoted", "forced by an operator")
+    assert {each["outcome"] for each in ended[1:]} == {"rolled_back"}
 
 
 @pytest.mark.parametrize("meanwhile", [pytest.param("nothing", marks=pytest.mark.long), "promote"])

@@ -91,11 +91,15 @@ def test_a_forced_one_goes_on_after_the_step_that_held_it() -> None:
     )
 
 
-def test_a_forced_canary_is_tried_again_and_its_verdict_does_not_count() -> None:
-    back = StepResult(verdict="roll_back", reason="slow")
-    again = forced(after(after_steps(4), back, 9.0, "canary"), 10.0)
+@pytest.mark.parametrize(("verdict", "state"), [("hold", "held"), ("roll_back", "rolled_back")])
+def test_a_forced_canary_is_tried_again_and_is_promoted_only_if_the_server_did(
+    verdict: Verdict, state: State
+) -> None:
+    stopped = StepResult(verdict=verdict, reason="why")
+    again = forced(after(after_steps(4), stopped, 9.0, "canary"), 10.0)
     assert (again.state, again.step) == ("running", "canary")
-    assert after(again, back, 11.0, "canary").state == "promoted"
+    assert after(again, stopped, 11.0, "canary").state == state
+    assert after(again, GO, 11.0, "canary").state == "promoted"
 
 
 @pytest.mark.parametrize("state", ["running", "promoted", "published", "dropped"])
