@@ -75,11 +75,12 @@ def _explained(iteration: Iteration, where: str) -> list[str]:
         shown.append(f"  {iteration.step}: {iteration.error} (attempt {iteration.attempts})")
     elif iteration.state == "running":
         shown.append(f"  {iteration.step}: in progress or next since {_time(iteration.step_began)}")
+    it = f"{where} --iteration {iteration.number}"
     if iteration.state in FORCED:
-        shown.append(f"to continue it anyway, until the next one begins: polyrec loop force{where}")
+        shown.append(f"to continue it anyway, until the next one begins: polyrec loop force{it}")
     if iteration.state == "running":
         shown.append(
-            f"to end it: polyrec loop drop{where}; to stop before a step: polyrec loop hold STEP{where}"
+            f"to end it: polyrec loop drop{it}; to stop before a step: polyrec loop hold STEP{where}"
         )
     return shown
 

@@ -54,9 +54,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("force", "continue the last iteration although it waits, was held back or was rolled back"),
         ("drop", "end the iteration in progress without publishing; its rows are not used again"),
     ):
-        calls.add_parser(
-            name, parents=[state], help=what
-        ).epilog = f"example: polyrec loop {name} --state /data/loop"
+        command = calls.add_parser(name, parents=[state], help=what)
+        command.epilog = f"example: polyrec loop {name} --state /data/loop --iteration 7"
+        command.add_argument(
+            "--iteration",
+            type=positive_int,
+            metavar="N",
+            help="refuse if the current iteration is another one (default: whichever is current)",
+        )
 
 
 def _add_when(run: argparse.ArgumentParser) -> None:

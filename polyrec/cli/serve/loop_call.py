@@ -42,15 +42,23 @@ def run_call(args: argparse.Namespace) -> int:
         folder.release(args.step)
         print(f"{args.step} is released")
     else:
-        _give(folder, args.call)
+        _give(folder, args.call, args.iteration)
     return 0
 
 
-def _give(folder: LoopFolder, command: str) -> None:
-    """Leaves a command for the loop. Raises LoopError if it does not apply."""
+def _give(folder: LoopFolder, command: str, number: int | None) -> None:
+    """Leaves a command for the loop. Raises LoopError if it does not apply.
+
+    number: the iteration that it is meant for; None: the current one.
+    """
     iteration = folder.last()
     if iteration is None:
         raise LoopError("there is no iteration yet")
+    if number not in (None, iteration.number):
+        raise LoopError(
+            f"iteration {number} is not the current one, which is {iteration.number} "
+            f"({iteration.state.replace('_', ' ')}): nothing was changed"
+        )
     if command == "force":
         following = forced(iteration, 0.0).step
         folder.give("force", iteration.number)

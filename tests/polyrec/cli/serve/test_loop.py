@@ -15,6 +15,8 @@ import pytest
 
 from benchmarks.operations.written_log import request_starts, write_log
 from polyrec.cli.main import main
+from polyrec.loop.folder import LoopFolder
+from polyrec.loop.iteration import Iteration, State
 from polyrec.models.bundle.bundle import load_bundle
 from polyrec.models.schema.schema import load_schema
 from polyrec.planner.plan import load_plan, save_plan, single_path_plan
@@ -69,7 +71,7 @@ def test_one_iteration_is_held_by_an_operator_released_and_shown(
     shown = capsys.readouterr().out
     assert "held before train: busy" in shown
     assert "running: train" in shown
-    assert f"to end it: polyrec loop drop {' '.join(state)}" in shown
+    assert f"to end it: polyrec loop drop {' '.join(state)} --iteration 1" in shown
     assert main(["loop", "force", *state]) == 2
     assert "iteration 1 is running" in capsys.readouterr().err
     assert main(["loop", "release", "train", *state]) == 0
@@ -85,6 +87,25 @@ def test_one_iteration_is_held_by_an_operator_released_and_shown(
     assert bundle.manifest.training["from"]["step_size"] == 0.2
     assert main(["loop", "drop", *state]) == 2
     assert "has ended: published" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("command", "state"), [("force", "rolled_back"), ("drop", "running")])
+def test_a_command_for_another_iteration_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str, state: State
+) -> None:
+    """Between a look at the status and the command, the loop may have begun the next iteration."""
+    folder = LoopFolder(tmp_path)
+    folder.create()
+    fields: dict[str, Any] = {"began": 1.0, "since": None, "until": "u", "serving": "v", "step_began": 1.0}
+    folder.save(Iteration(number=5, state="held", **fields))
+    folder.save(Iteration(number=6, state=state, step="canary", **fields))
+    words = ["loop", command, "--state", str(tmp_path)]
+    assert main([*words, "--iteration", "5"]) == 2
+    said = f"iteration 5 is not the current one, which is 6 ({state.replace('_', ' ')}): nothing was changed"
+    assert said in capsys.readouterr().err
+    assert folder.controls() == set()
+    assert main([*words, "--iteration", "6"]) == 0
+    assert folder.controls() == {f"{command}-6"}
 
 
 @pytest.mark.long
