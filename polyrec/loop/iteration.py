@@ -21,6 +21,7 @@ Step = Literal["check", "train", "evaluate", "publish", "canary"]
 STEPS: tuple[Step, ...] = ("check", "train", "evaluate", "publish", "canary")
 Verdict = Literal["go", "wait", "hold", "roll_back"]
 State = Literal["running", "waiting", "held", "rolled_back", "dropped", "published", "promoted"]
+Rows = Literal["left out", "kept"]
 LEARNED: tuple[State, ...] = ("published", "promoted")
 """States of iterations whose bundle serves, or will."""
 FORCED: tuple[State, ...] = ("waiting", "held", "rolled_back")
@@ -42,7 +43,7 @@ class StepResult(Strict):
 
     verdict: Verdict
     reason: str
-    rows: Literal["left out", "kept"] = "left out"
+    rows: Rows = "left out"
     figures: dict[str, Any] = Field(default_factory=dict)
 
 
@@ -63,7 +64,9 @@ class Iteration(Strict):
     serving: version of the serving bundle.
     step: the next step, or the one at which it ended.
     forced: steps after which an operator forced it to continue.
-    error: error of the last attempt at the step, which is retried. attempts: number of failed attempts.
+    error: error of the last attempt at the step, which is retried, or why the iteration was dropped.
+    attempts: number of failed attempts.
+    rows: if it was dropped, whether the next one uses its rows or leaves them out.
     """
 
     format: Literal["polyrec-loop-1"] = "polyrec-loop-1"
@@ -79,6 +82,7 @@ class Iteration(Strict):
     forced: tuple[Step, ...] = ()
     error: str | None = None
     attempts: int = 0
+    rows: Rows = "left out"
 
     def figures(self, step: Step) -> dict[str, Any]:
         """Returns the figures of the last execution of a step; empty if there was none."""
@@ -98,8 +102,19 @@ class Iteration(Strict):
         """
         if self.state in LEARNED:
             return self.figures("check").get("learned_until") or self.until
+        if self.state == "dropped":
+            return self.since if self.rows == "kept" else self.until
         kept = self.state == "waiting" or (self.done and self.done[-1].result.rows == "kept")
-        return self.since if kept and self.state != "dropped" else self.until
+        return self.since if kept else self.until
+
+    def belongs_to(self, served: str) -> bool:
+        """Whether the iteration can go on while the loop's plan has version `served`.
+
+        That is the version it began with, or its own, if the loop was killed after it wrote the plan and
+        before the record.
+        """
+        own = self.figures("train").get("version") if self.step in ("publish", "canary") else None
+        return served in (self.serving, own)
 
     @property
     def next_number(self) -> int:
@@ -154,6 +169,6 @@ def forced(iteration: Iteration, now: float) -> Iteration:
     return iteration.model_copy(update=changes)
 
 
-def dropped(iteration: Iteration) -> Iteration:
-    """Returns an iteration in progress after an operator dropped it."""
-    return iteration.model_copy(update={"state": "dropped", "error": "ended by an operator"})
+def dropped(iteration: Iteration, reason: str = "ended by an operator", rows: Rows = "left out") -> Iteration:
+    """Returns an iteration in progress after it was dropped. rows: what the next one does with its rows."""
+    return iteration.model_copy(update={"state": "dropped", "error": reason, "rows": rows})

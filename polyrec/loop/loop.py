@@ -29,6 +29,7 @@ from polyrec.loop.iteration import (
 )
 from polyrec.loop.steps import IterationDropped, LoopSettings
 from polyrec.models.bundle.bundle import load_bundle
+from polyrec.models.bundle.manifest import read_manifest
 from polyrec.models.data.prediction_log import load_rules
 from polyrec.models.data.reader import utc_time
 from polyrec.models.errors import PolyrecError
@@ -77,6 +78,11 @@ class Loop:
         at_once: starts a new iteration before its time. Raises LoopError if the folder cannot be read.
         """
         iteration = self._after_commands(self.folder.last())
+        if iteration is not None and iteration.state == "running" and (other := self._other_plan(iteration)):
+            iteration = dropped(iteration, other, "kept")
+            self.folder.save(iteration)
+            self._report(f"iteration {iteration.number}: dropped: {other}")
+            at_once = True
         if iteration is None or iteration.state != "running":
             if iteration is not None and not at_once:
                 age_s = self.clock() - iteration.began
@@ -146,6 +152,23 @@ class Loop:
             self.folder.save(iteration)
         return iteration
 
+    def _served_version(self) -> str:
+        """Returns the version of the loop's plan. Raises PolyrecError."""
+        return read_manifest(steps.only_bundle(load_plan(self.folder.plan))).version
+
+    def _other_plan(self, iteration: Iteration) -> str | None:
+        """Returns why an iteration cannot go on if an operator gave the loop another plan since it began.
+
+        Its bundle continues the earlier plan's, and would be compared with another model.
+        """
+        try:
+            served = self._served_version()
+        except PolyrecError:
+            return None  # the step that needs the plan fails with this error, and is retried
+        if iteration.belongs_to(served):
+            return None
+        return f"it began with version {iteration.serving}, the loop's plan now has version {served}"
+
     def _next(self, last: Iteration | None) -> Iteration:
         """Begins the next iteration, with the rows whose labels are final."""
         now = self.clock()
@@ -161,7 +184,7 @@ class Loop:
             began=now,
             since=since,
             until=until.isoformat(timespec="seconds"),
-            serving=load_bundle(steps.only_bundle(load_plan(self.folder.plan))).manifest.version,
+            serving=self._served_version(),
             step_began=now,
         )
         self.folder.save(iteration)

@@ -72,7 +72,8 @@ def _explained(iteration: Iteration, where: str) -> list[str]:
             f"  {done.step} {result.verdict.replace('_', ' ')}, {seconds:.0f} s: {result.reason}{rows}"
         )
     if iteration.error is not None:
-        shown.append(f"  {iteration.step}: {iteration.error} (attempt {iteration.attempts})")
+        attempt = f" (attempt {iteration.attempts})" if iteration.state == "running" else ""
+        shown.append(f"  {iteration.step}: {iteration.error}{attempt}")
     elif iteration.state == "running":
         shown.append(f"  {iteration.step}: in progress or next since {_time(iteration.step_began)}")
     it = f"{where} --iteration {iteration.number}"

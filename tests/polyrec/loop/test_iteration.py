@@ -63,6 +63,19 @@ def test_rows_of_a_held_one_are_kept_or_left_out(rows: Any, since: str) -> None:
     assert dropped(forced(ended, 10.0)).next_since == "u"
 
 
+def test_one_dropped_for_another_plan_leaves_its_rows_to_the_next_one() -> None:
+    ended = dropped(after_steps(2), "another plan", "kept")
+    assert (ended.state, ended.reason, ended.next_since) == ("dropped", "another plan", "s")
+
+
+def test_one_goes_on_under_the_plan_it_began_with_or_wrote_itself() -> None:
+    """Its own is that of a loop killed between plan and record."""
+    own = [after_steps(steps, version="v2").belongs_to("v2") for steps in range(5)]
+    assert own == [False, False, False, True, True]
+    assert all(after_steps(steps, version="v2").belongs_to("v1") for steps in range(5))
+    assert not any(after_steps(steps, version="v2").belongs_to("v3") for steps in range(5))
+
+
 def test_figures_are_those_of_the_last_execution_of_a_step() -> None:
     iteration = BEGUN
     back = StepResult(verdict="roll_back", reason="slow", figures={"psi": 1})

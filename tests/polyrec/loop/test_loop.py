@@ -295,6 +295,32 @@ def test_another_plan_is_taken_where_the_serving_one_was_removed(copied: Copied,
     assert reference == nested.at_width(8).test_metrics["information"]
 
 
+@pytest.mark.parametrize("ended", ["running", "held"])
+def test_an_iteration_of_another_plan_is_dropped_and_a_new_one_has_its_rows(
+    copied: Copied, days: Sequence[pa.Table], nested: Bundle, ended: str
+) -> None:
+    """It would be compared with another model than the one that its bundle continues."""
+    looped = copied()
+    looped.log_day(1, days[1])
+    begun = looped.until("train")
+    if ended == "held":  # and is forced under the other plan
+        looped.put_trained(with_scaled_weights(looped.served().model(), lambda _: 0.5))
+        begun = looped.until("held")
+        looped.folder.give("force", begun.number)
+    looped.folder.plan.unlink()
+    save_plan(single_path_plan(nested.path, "table", "onnx", width=8), looped.folder.path / "other.json")
+    looped.loop.begin(looped.folder.path / "other.json")
+    looped.loop.advance()
+    dropped, new = looped.folder.iterations()[-2:]
+    versions = begun.serving, nested.manifest.version
+    reason = "it began with version {}, the loop's plan now has version {}".format(*versions)
+    assert (dropped.number, dropped.state, dropped.reason) == (begun.number, "dropped", reason)
+    assert f"iteration {begun.number}: dropped: {reason}" in looped.said
+    # begun at once, not after the usual time
+    assert (new.number, new.serving, new.since) == (begun.number + 1, nested.manifest.version, begun.since)
+    assert [done.step for done in new.done] == ["check"]
+
+
 def test_a_bundle_that_cannot_be_continued_is_refused_at_the_start(tmp_path: Path, bundle_dir: Path) -> None:
     """Rows in int8, which its first training would refuse after the first wait."""
     distilled = tmp_path / "int8"
