@@ -11,7 +11,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from polyrec.models.dlrm.precision import DensePrecision
 from polyrec.models.errors import PolyrecError
@@ -46,12 +46,25 @@ NEWEST = 3
 MAX_PATHS = 256
 """Maximum paths, and lanes, of a plan; limited since every decision examines all of them."""
 FrontSeconds = Annotated[float, Field(ge=0, le=3600, allow_inf_nan=False)]
+LEAST_WEIGHT, MAX_WEIGHT = 1e-9, 1e9
+"""Range of a path's weight other than 0; values multiplied by others could underflow to 0 or overflow."""
 Policy = Annotated[str, Field(pattern=r"^(priced|mprec|deeprecsys|static:.+)$")]
 LaneKind = Literal["inline", "thread", "process"]
 
 
 class PlanError(PolyrecError):
     """A plan file is missing, malformed or inconsistent."""
+
+
+def _zero_or_in_range(weight: float) -> float:
+    if weight and not LEAST_WEIGHT <= weight <= MAX_WEIGHT:
+        raise ValueError(
+            f"{weight:g} is neither 0, which disables a path, nor in [{LEAST_WEIGHT:g}, {MAX_WEIGHT:g}]"
+        )
+    return weight
+
+
+PathWeight = Annotated[float, Field(ge=0, allow_inf_nan=False), AfterValidator(_zero_or_in_range)]
 
 
 class Limits(Strict):
@@ -121,12 +134,13 @@ class Routing(Strict):
     """Routing policy and its parameters.
 
     policy: `priced`, `mprec`, `deeprecsys` or `static:PATH`.
-    weights: factors on paths' values in every decision, 1 by default; 0 disables a path.
+    weights: factors on paths' values in every decision, 1 by default; 0 disables a path. Others are from
+        LEAST_WEIGHT to MAX_WEIGHT.
     query_s, row_s: seconds of the front (parsing, writing) per query and additionally per row.
     """
 
     policy: Policy = "priced"
-    weights: dict[PathName, Annotated[float, Field(ge=0, allow_inf_nan=False)]] = Field(default_factory=dict)
+    weights: dict[PathName, PathWeight] = Field(default_factory=dict)
     query_s: FrontSeconds = 0.0
     row_s: FrontSeconds = 0.0
 

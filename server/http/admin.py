@@ -30,7 +30,7 @@ from polyrec.models.errors import PolyrecError
 from polyrec.models.fetching.url import ModelUrl, OptionalModelPlace
 from polyrec.models.files import Strict, one_line
 from polyrec.models.text import printable, public
-from polyrec.planner.plan import BudgetMs, PathName, Plan, Policy, load_plan
+from polyrec.planner.plan import BudgetMs, PathName, PathWeight, Plan, Policy, load_plan
 from polyrec.server.app.background import run_in_thread
 from polyrec.server.app.engine import Engine, LifecycleState
 from polyrec.server.app.logs import MODEL
@@ -76,7 +76,7 @@ class RoutingRequest(Strict):
     """The routing settings to change; others stay as they are."""
 
     policy: Policy | None = None
-    weights: dict[PathName, Annotated[float, Field(ge=0, allow_inf_nan=False)]] | None = None
+    weights: dict[PathName, PathWeight] | None = None
     default_budget_ms: BudgetMs | None = None
 
 

@@ -82,6 +82,11 @@ def test_an_older_plan_is_read_and_one_of_the_future_is_rejected(tmp_path: Path)
             {"paths": [PATH], "routing": {"weights": {"table@cpu": 0}}},
             "no path would answer: the weight of 'tab",
         ),
+        (
+            {"paths": [PATH], "routing": {"weights": {"table@cpu": 5e-324}}},
+            "weights.table@cpu: 4.94066e-324 is neither 0, which disables a path, nor in [1e-09, 1e+09]",
+        ),
+        ({"paths": [PATH], "routing": {"weights": {"table@cpu": 1e308}}}, "1e+308 is neither 0"),
         ({"paths": [{**PATH, "quality": "high"}]}, "paths.0.quality: "),
         ({"paths": [PATH], "differences": [UNPLANNED]}, "differences name path 'wide@cpu', which is not"),
         (

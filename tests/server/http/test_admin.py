@@ -136,6 +136,7 @@ def test_the_default_budget_can_be_changed(admin: Any) -> None:
         ("routing", b'{"policy": "static:nowhere@cpu"}', 422, "nowhere@cpu"),
         ("routing", b'{"weights": {"nowhere@cpu": 1}}', 422, "nowhere@cpu"),
         ("routing", b'{"weights": {"table@cpu": -1}}', 422, "weights"),
+        ("routing", b'{"weights": {"table@cpu": 5e-324}}', 422, "is neither 0, which disables a path, nor"),
         ("routing", b'{"default_budget_ms": 0}', 422, "default_budget_ms"),
         ("routing", b'{"budget": 1}', 422, "budget"),
         ("routing", b"{", 400, "JSON"),
