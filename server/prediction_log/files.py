@@ -2,7 +2,8 @@
 
     requests/2026-11-23T17/part-<writer>-<n>-<shard>.parquet   written whole under another name, then renamed
 
-If the disk is full or read-only, or a value does not fit its column, only the records concerned are lost.
+A value that does not fit its column, such as an integer of 70 bits, is written as missing. If the disk is
+full or read-only, only the records concerned are lost.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ WARNING_EVERY_S = 60.0
 HOUR_SHARE = 0.25
 """Share of a bounded log's bytes above which an hour loses files before earlier hours do."""
 UNFIT = (pa.ArrowException, OverflowError, TypeError, ValueError)
-"""Errors of values that do not fit their column, such as integers of 70 bits."""
+"""Errors of values that do not fit their column."""
 Record = Sequence[Mapping[str, Any]]
 """The rows of one request, or of one call's labels; at least one."""
 
@@ -70,9 +71,8 @@ class PartFiles:
         for (hour, shard), part in self._parted(records).items():
             name = f"part-{self._writer}-{self._parts:06}-{shard}.parquet"
             try:
-                table, fitting = self._table(part)
-                self._write(self._folder / hour, name, table)
-                written += fitting
+                self._write(self._folder / hour, name, self._table(part))
+                written += len(part)
             except (OSError, pa.ArrowException) as e:
                 failed += len(part)
                 self._warn(e)
@@ -92,17 +92,17 @@ class PartFiles:
             parts[hour, shard].append(record)
         return parts
 
-    def _table(self, records: Sequence[Record]) -> tuple[pa.Table, int]:
-        """Returns the records' rows and the number of records; omits records with values that do not fit."""
+    def _table(self, records: Sequence[Record]) -> pa.Table:
+        """Returns the records' rows, with None for values that do not fit their column."""
+        rows = list(chain.from_iterable(records))
         try:
-            return pa.Table.from_pylist(list(chain.from_iterable(records)), self._columns), len(records)
-        except UNFIT as e:
-            self._warn(e)
-            if len(records) == 1:
-                return self._columns.empty_table(), 0
-        halves = records[: len(records) // 2], records[len(records) // 2 :]
-        (a, n), (b, m) = (self._table(half) for half in halves)
-        return pa.concat_tables([a, b]), n + m
+            return pa.Table.from_pylist(rows, self._columns)
+        except UNFIT:
+            arrays = [
+                pa.array(_fitting([row.get(c.name) for row in rows], pa.list_(c.type)), c.type)
+                for c in self._columns
+            ]
+            return pa.Table.from_arrays(arrays, schema=self._columns)
 
     def _write(self, folder: Path, name: str, table: pa.Table) -> None:
         if not table.num_rows:
@@ -118,6 +118,17 @@ class PartFiles:
             self._warned_s = now_s
             reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
             log.error("records for '%s' are lost: %s", self._folder, reason)
+
+
+def _fitting(value: Any, type_: pa.DataType) -> Any:
+    """Returns a value if it fits a type, None if not; of a list, None for each element that does not fit."""
+    try:
+        pa.scalar(value, type_)
+        return value
+    except UNFIT:
+        if pa.types.is_list(type_) and isinstance(value, list | tuple):
+            return [_fitting(each, type_.value_type) for each in value]
+        return None
 
 
 def label_files(folder: Path) -> PartFiles:

@@ -6,11 +6,12 @@ import os
 from datetime import UTC, datetime
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from polyrec.models.data.prediction_log import FEEDBACK, REQUESTS
-from polyrec.server.prediction_log.files import label_files, remove_old
+from polyrec.server.prediction_log.files import PartFiles, label_files, remove_old
 
 NOON_S = datetime(2026, 11, 23, 12, tzinfo=UTC).timestamp()
 
@@ -78,17 +79,29 @@ def test_the_log_tells_when_records_are_lost_and_when_they_are_written_again(
     assert again.endswith("are written again; 2 were lost")
 
 
-def test_only_records_with_values_that_do_not_fit_are_lost_and_the_log_says_so(
+def test_values_that_do_not_fit_their_column_are_missing_and_no_record_is_lost(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    files = label_files(tmp_path)
-    for row in (2**40, 1, 2, 3, 4):
-        files.add([label(0, row)])
-    assert files.flush() == (4, 1)
-    (part,) = (tmp_path / FEEDBACK / "2026-11-23T12").iterdir()
-    assert pq.read_table(part)["row"].to_pylist() == [1, 2, 3, 4]
-    (lost,) = caplog.messages
-    assert "are lost" in lost
+    columns = pa.schema(
+        [
+            ("time", pa.timestamp("us", tz="UTC")),
+            ("one", pa.int64()),
+            ("many", pa.list_(pa.int64())),
+            ("bags", pa.list_(pa.list_(pa.int64()))),
+        ]
+    )
+    files = PartFiles(tmp_path / REQUESTS, columns, "time")
+    at = int(1e6 * NOON_S)
+    files.add([{"time": at, "one": 1, "many": [1, 2], "bags": [[1], [2]]}])
+    files.add([{"time": at, "one": 2**63, "many": [1, -(2**70)], "bags": [[2**64, 1], None]}])
+    files.add([{"time": at, "one": -(2**63), "many": None, "bags": [[2**63 - 1]]}])
+    assert files.flush() == (3, 0)
+    (part,) = (tmp_path / REQUESTS / "2026-11-23T12").iterdir()
+    found = pq.read_table(part)
+    assert found["one"].to_pylist() == [1, None, -(2**63)]
+    assert found["many"].to_pylist() == [[1, 2], [1, None], None]
+    assert found["bags"].to_pylist() == [[[1], [2]], [[None, 1], None], [[2**63 - 1]]]
+    assert not caplog.messages
 
 
 def test_a_file_that_cannot_get_its_name_leaves_nothing(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import time
 from collections.abc import Iterator
@@ -162,22 +163,40 @@ def test_requests_of_one_session_share_a_file(
     assert sum(len(each) for each in users) == len(set.union(*users)) == 20
 
 
-def test_rows_of_one_request_share_a_file_and_a_value_that_does_not_fit_is_left_out(
+def test_rows_of_one_request_share_a_file(
     by_user: WriterSettings, counts: SharedCounts, request_: Request, tmp_path: Path
 ) -> None:
     writer = Writer(by_user, counts)
     rows = [row | {"user_id": f"u{i}"} for i, row in enumerate(request_.rows)]
     writer.add(prediction(orjson.dumps({"instances": rows}), len(rows), ranking=False))
-    odd = [row | {"position": 2**63} for row in rows]
-    writer.add(prediction(orjson.dumps({"instances": odd}), len(rows), ranking=False))
     writer.flush(always=True)
-    found = counts.read()
-    assert found["requests", "written"] == 1
-    assert found["requests", "lost"] + found["requests", "invalid"] == 1
     (file,) = parquet_files(tmp_path / REQUESTS)
     stored = pq.read_table(file)
     assert stored["log.row"].to_pylist() == list(range(len(rows)))
     assert stored["user_id"].to_pylist() == [row["user_id"] for row in rows]
+
+
+def test_an_integer_beyond_64_bits_is_logged_as_missing(
+    settings: WriterSettings,
+    counts: SharedCounts,
+    request_: Request,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    writer = Writer(settings, counts)
+    odd = [row | {"position": 10**30 if i else 2**63} for i, row in enumerate(request_.rows)]
+    candidates = [{"position": row["position"]} for row in odd] + [{"position": 3}]
+    for body in ({"instances": odd}, {"columns": {"position": [10**400, 2]}}, {"candidates": candidates}):
+        given = json.dumps(body).encode()
+        rows = len(next(iter(body.values()))) if "columns" not in body else 2
+        writer.add(prediction(given, rows, ranking="candidates" in body))
+    writer.flush(always=True)
+    found = counts.read()
+    assert [found["requests", outcome] for outcome in ("written", "invalid", "lost")] == [3, 0, 0]
+    (file,) = parquet_files(tmp_path / REQUESTS)
+    positions = pq.read_table(file)["position"].to_pylist()
+    assert positions == [*([None] for _ in odd), [None], [2], [*(None for _ in odd), 3]]
+    assert not caplog.messages
 
 
 def test_a_log_that_grows_fast_is_hardly_larger_than_it_may_be(
