@@ -148,6 +148,12 @@ class Vocabulary:
                 ids[place] = REJECTED if value is None else self.added.get(value, REJECTED)
         return ids
 
+    def value_of_id(self, id: int) -> Value | None:
+        """Returns the raw value of an id; None for special rows, reserved ids and ids out of range."""
+        if not 0 <= id < self.size:
+            return None
+        return id if self.values is None else self.values[id].as_py()
+
     @property
     def rows(self) -> int:
         return self.size + (2 if self.specials else 0)

@@ -119,7 +119,7 @@ class RolloutControl:
         engine.check_no_rollout()
         stable = engine.serving
         by = arguments.by
-        value_of = None if by is None else value_reader(by, stable.bundle.manifest.schema_)
+        value_of = None if by is None else value_reader(by, stable.paths[0].encoder)
         read = self._admin.reader(arguments.plan)
         async with self._engine.changing():
             opening = self._opening = _Opening()

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from zlib import crc32
 
 from polyrec.models.bundle.manifest import VOCABULARY
-from polyrec.models.schema.schema import Schema
+from polyrec.models.schema.encoder import Encoder
 from polyrec.planner.rollout.arm_sums import ArmRecords
 from polyrec.planner.rollout.comparison import GROUPS
 from polyrec.planner.rollout.decision import RolloutDecision
@@ -234,13 +234,18 @@ def _vocabularies(serving: Serving) -> str:
     return serving.bundle.manifest.files[VOCABULARY].sha256
 
 
-def value_reader(by: str, schema: Schema) -> ValueOf:
-    """Returns a reader of `header:NAME` or of a context feature. Raises Invalid if `by` is neither."""
+def value_reader(by: str, encoder: Encoder) -> ValueOf:
+    """Returns a reader of `header:NAME` or of a context feature. Raises Invalid if `by` is neither.
+
+    encoder: gives ids the values that JSON requests have. An id without a value, such as that of all unknown
+    values, has none.
+    """
     if by.startswith(HEADER):
         name = by.removeprefix(HEADER).strip().lower().encode()
         if not name:
             raise Invalid("by: the header has no name; example: header:x-user-id")
         return lambda rows, headers: next((value for n, value in headers if n == name), None)
+    schema = encoder.schema
     context, both = (schema.tensor_columns(role)[1] for role in ("context", None))
     if by not in context:
         known = ", ".join(f"'{name}'" for name in context) or "none"
@@ -249,18 +254,23 @@ def value_reader(by: str, schema: Schema) -> ValueOf:
             "header:x-user-id"
         )
     ranked_column, plain_column = context.index(by), both.index(by)
+    vocabulary = encoder.vocabulary(next(f for f in schema.categorical if f.name == by))
 
     def value(rows: Rows, headers: Headers) -> bytes | None:
         if isinstance(rows, Columns):
             column = rows.context[rows.names[0].index(by)]
-            if not column or column[0] is None or any(other != column[0] for other in column):
+            if not column or any(other != column[0] for other in column):
                 return None
-            return str(column[0]).encode("utf-8", "replace")
-        if isinstance(rows, RankedTensors):
-            ids = rows.context.sparse[:, ranked_column]
+            found = column[0]
         else:
-            assert isinstance(rows, Tensors)
-            ids = rows.sparse[:, plain_column]
-        return b"%d" % ids[0] if ids.size and (ids == ids[0]).all() else None
+            if isinstance(rows, RankedTensors):
+                ids = rows.context.sparse[:, ranked_column]
+            else:
+                assert isinstance(rows, Tensors)
+                ids = rows.sparse[:, plain_column]
+            if not ids.size or (ids != ids[0]).any():
+                return None
+            found = vocabulary.value_of_id(int(ids[0]))
+        return None if found is None else str(found).encode("utf-8", "replace")
 
     return value

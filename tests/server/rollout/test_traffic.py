@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from polyrec.loadtest.traffic.queries import Queries, read_rows
+from polyrec.loadtest.traffic.request_bodies import HEADER_BYTES
+from polyrec.models.bundle.bundle import Bundle
 from polyrec.planner.rollout.split import Split
 from polyrec.server.app.engine import Engine
 from polyrec.server.codecs.rows import Rows
@@ -30,7 +34,7 @@ def ranked(engine: Engine, request_: Any) -> Callable[[str], Rows]:
 
 
 def test_json_rows_of_one_user_have_the_users_value(engine: Engine, ranked: Callable[[str], Rows]) -> None:
-    value_of = value_reader("user_id", engine.serving.bundle.manifest.schema_)
+    value_of = value_reader("user_id", engine.serving.paths[0].encoder)
     assert value_of(ranked("ann"), []) == b"ann"
     instances = [{"user_id": "ann"}, {"user_id": "ann"}]
     decoder = engine.serving.json_decoder
@@ -41,26 +45,51 @@ def test_json_rows_of_one_user_have_the_users_value(engine: Engine, ranked: Call
     assert value_of(decoder.predict(b'{"instances": [{}]}'), []) is None
 
 
-@pytest.mark.parametrize("repeated", [False, True], ids=["plain", "ranking"])
-def test_tensors_have_the_id_of_their_user(
-    engine: Engine, request_: Any, tensors: Callable[[Any], dict[str, Any]], repeated: bool
+def test_a_request_has_its_users_value_in_every_form(engine: Engine, bundle: Bundle, clicks: Path) -> None:
+    encoder, decoder, codec = bundle.encoder, engine.serving.json_decoder, engine.serving.oip_codec
+    value_of = value_reader("user_id", encoder)
+    queries = Queries(read_rows(clicks, encoder.schema, 600), encoder.schema, encoder)
+    users = encoder.vocabularies["user_id"].values
+    assert users is not None
+    known = {value.encode() for value in users.to_pylist()}
+    seen = set()
+    for i in range(len(queries)):
+        query = queries[i]
+        ranked = value_of(decoder.rank(queries.rank(query)[0]).rows, [])
+        assert ranked is not None
+        assert value_of(decoder.predict(queries.predict(query)[0]), []) == ranked
+        for body, headers in (
+            queries.infer(query, binary=False),
+            queries.infer(query),
+            queries.infer_ranking(query),
+        ):
+            length = headers.get(HEADER_BYTES)
+            rows = codec.decode(body, None if length is None else int(length)).rows
+            assert value_of(rows, []) == (ranked if ranked in known else None)
+        seen.add(ranked)
+    assert len(seen & known) > 10
+
+
+def test_ids_without_a_value_or_of_two_users_have_none(
+    engine: Engine, request_: Any, tensors: Callable[[Any], dict[str, Any]]
 ) -> None:
-    schema = engine.serving.bundle.manifest.schema_
+    encoder, inputs = engine.serving.paths[0].encoder, engine.serving.oip_codec.inputs
+    value_of, users = value_reader("user_id", encoder), encoder.vocabularies["user_id"]
+    at = [f.name for f in encoder.schema.categorical if not f.multi].index("user_id")
     arrays = tensors(request_)
-    at = [f.name for f in schema.categorical if not f.multi].index("user_id")
-    inputs = engine.serving.oip_codec.inputs
-    rows = inputs.rows(arrays)
-    if not repeated:
-        rows = rows.part(0, 1)
-    assert value_reader("user_id", schema)(rows, []) == b"%d" % arrays["sparse"][0, at]
-    if repeated:
-        arrays["sparse"] = arrays["sparse"].copy()
-        arrays["sparse"][0, at] = int(not arrays["sparse"][0, at])
-        assert value_reader("user_id", schema)(inputs.rows(arrays), []) is None
+    sparse = arrays["sparse"] = arrays["sparse"].copy()
+    for id in (users.missing_id, users.oov_id, users.rows, -1, -(2**63), 2**63 - 1):
+        sparse[:, at] = id
+        assert value_of(inputs.rows(arrays), []) is None, id
+    sparse[:, at] = 0
+    assert users.values is not None
+    assert value_of(inputs.rows(arrays), []) == users.values[0].as_py().encode()
+    sparse[0, at] = 1
+    assert value_of(inputs.rows(arrays), []) is None
 
 
 def test_a_header_may_be_the_field(engine: Engine, ranked: Callable[[str], Rows]) -> None:
-    value_of = value_reader("header: X-User", engine.serving.bundle.manifest.schema_)
+    value_of = value_reader("header: X-User", engine.serving.paths[0].encoder)
     assert value_of(ranked("ann"), [(b"x-user", b"7")]) == b"7"
     assert value_of(ranked("ann"), [(b"x-other", b"7")]) is None
 
@@ -68,7 +97,7 @@ def test_a_header_may_be_the_field(engine: Engine, ranked: Callable[[str], Rows]
 @pytest.mark.parametrize("by", ["item_id", "no such", "header:"])
 def test_a_split_by_no_field_is_refused(engine: Engine, by: str) -> None:
     with pytest.raises(Invalid):
-        value_reader(by, engine.serving.bundle.manifest.schema_)
+        value_reader(by, engine.serving.paths[0].encoder)
 
 
 def test_only_eligible_requests_are_split(
