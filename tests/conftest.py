@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Generator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -210,6 +211,18 @@ def wide_dir(bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     out = tmp_path_factory.mktemp("wide") / "table"
     return write_bundle(out, DLRM(stage, net), representation, bundle.encoder, {}, {}).path
+
+
+@pytest.fixture(scope="session")
+def recalibrated_dir(bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`bundle`, but two ids of users have each other's value, as from another calibration; read only."""
+    encoder, users = bundle.encoder, bundle.encoder.vocabularies["user_id"]
+    assert users.values is not None
+    values = users.values.take(pa.array([1, 0, *range(2, users.size)]))
+    vocabularies = {**encoder.vocabularies, "user_id": replace(users, values=values)}
+    other = Encoder(encoder.schema, vocabularies, encoder.standards)
+    out = tmp_path_factory.mktemp("recalibrated") / "table"
+    return write_bundle(out, bundle.model(), bundle.manifest.representation, other, {}, {}).path
 
 
 @pytest.fixture(scope="session")

@@ -9,9 +9,12 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from polyrec.models.bundle.manifest import VOCABULARY, Manifest, read_manifest
-from polyrec.models.errors import BundleError
+from polyrec.models.errors import BundleError, DataError
 from polyrec.models.schema.batch import F64, I64
-from polyrec.models.schema.popularity import counted_lookups
+from polyrec.models.schema.dense_transform import Standard
+from polyrec.models.schema.encoder import Encoder
+from polyrec.models.schema.popularity import counted_lookups, vocabularies_from_tensors
+from polyrec.models.schema.shared_ids import obstacle
 from polyrec.planner.deployment.rank_accesses import RankedAccesses
 from polyrec.planner.deployment.residency import Tables
 from polyrec.planner.profile import Memory, ProfileError
@@ -34,6 +37,36 @@ def read_tables(folder: Path, memory: Memory) -> Tables:
         raise ProfileError(
             f"bundle '{folder}' is not the one that was profiled: {e}; profile it again"
         ) from None
+
+
+def require_shared_ids(bundles: Mapping[Path, str]) -> None:
+    """Raises ProfileError if one plan cannot serve these bundles (models/schema/shared_ids.py).
+
+    bundles: the name of a path by folder. Reads vocabularies only if their files differ. Raises BundleError
+    if a bundle cannot be read.
+    """
+    distinct: dict[str, tuple[str, Path, Manifest]] = {}
+    for folder, name in bundles.items():
+        manifest = read_manifest(folder)
+        key = f"{manifest.files[VOCABULARY].sha256} {manifest.schema_}"
+        distinct.setdefault(key, (name, folder, manifest))
+    if len(distinct) < 2:
+        return
+    found = obstacle({name: _read_encoder(folder, of) for name, folder, of in distinct.values()})
+    if found is not None:
+        raise ProfileError(f"the profile's bundles of paths {found}, and profile those")
+
+
+def _read_encoder(folder: Path, manifest: Manifest) -> Encoder:
+    """Reads the vocabularies of a bundle without opening the model. Raises BundleError."""
+    try:
+        with safe_open(folder / VOCABULARY, "np") as f:
+            arrays = {name: f.get_tensor(name) for name in f.keys()}  # noqa: SIM118
+        vocabularies = vocabularies_from_tensors(arrays, manifest.vocabularies)
+    except (OSError, SafetensorError, DataError) as e:
+        raise BundleError(f"bundle '{folder}': {VOCABULARY} cannot be read: {e}") from None
+    standards = {n: Standard(s.mean, s.deviation) for n, s in manifest.standards.items()}
+    return Encoder(manifest.schema_, vocabularies, standards)
 
 
 def expected_accesses(counts: I64) -> F64:

@@ -14,7 +14,7 @@ import numpy as np
 
 from polyrec.models.amounts import ms, size
 from polyrec.models.errors import BundleError
-from polyrec.planner.deployment.bundle_contents import read_tables
+from polyrec.planner.deployment.bundle_contents import read_tables, require_shared_ids
 from polyrec.planner.deployment.forecast import forecast
 from polyrec.planner.deployment.option import Option
 from polyrec.planner.deployment.requirements import Requirements
@@ -42,7 +42,7 @@ def tables_of(paths: Sequence[PathProfile]) -> tuple[Tables | None, ...]:
     """Reads the stored rows of each path's bundle, once per bundle.
 
     None where a derived profile names a bundle that does not exist. Raises BundleError if the bundle of a
-    measured path is missing.
+    measured path is missing, ProfileError if one plan cannot serve all bundles.
     """
     read: dict[tuple[Path, tuple[tuple[str, int], ...]], Tables] = {}
     found: list[Tables | None] = []
@@ -56,6 +56,11 @@ def tables_of(paths: Sequence[PathProfile]) -> tuple[Tables | None, ...]:
             if p.origin == "measured":
                 raise BundleError(f"path '{p.path.name}' of the profile: {e}") from None
             found.append(None)
+    bundles: dict[Path, str] = {}
+    for p, tables in zip(paths, found, strict=True):
+        if tables is not None:
+            bundles.setdefault(p.path.bundle, p.path.name)
+    require_shared_ids(bundles)
     return tuple(found)
 
 

@@ -19,6 +19,7 @@ from polyrec.models.memory import reports_refused_memory
 from polyrec.models.runtimes.runtime import Runtime
 from polyrec.models.schema.batch import F64, I64, Batch
 from polyrec.models.schema.encoder import Encoder
+from polyrec.models.schema.shared_ids import obstacle
 from polyrec.models.tiers.stack import TierStack
 from polyrec.planner.latency_model import LatencyModel
 from polyrec.planner.plan import Plan, PlanError, PlannedPath
@@ -282,38 +283,15 @@ def random_batch(encoder: Encoder, rows: int, random: np.random.Generator) -> Ba
 
 def _encoders(opened: Sequence[tuple[PlannedPath, Bundle]]) -> list[Encoder]:
     """Returns an encoder for each path. Raises PlanError if schemas or stable ids differ between bundles."""
-    (first_path, first), *_ = opened
+    found = obstacle({path.name: bundle.encoder for path, bundle in opened})
+    if found is not None:
+        raise PlanError(f"the bundles of paths {found}")
     by_digest: dict[str, Encoder] = {}
-    found: list[Encoder] = []
-    for path, bundle in opened:
-        if bundle.manifest.schema_ != first.manifest.schema_:
-            raise PlanError(
-                f"paths '{first_path.name}' and '{path.name}' have bundles of different schemas; "
-                "a plan serves one"
-            )
-        if not same_ids(first.encoder, bundle.encoder):
-            raise PlanError(
-                f"paths '{first_path.name}' and '{path.name}' have bundles of different vocabularies; "
-                "train them from one calibration"
-            )
+    encoders: list[Encoder] = []
+    for _, bundle in opened:
         digest = f"{bundle.manifest.files[VOCABULARY].sha256} {bundle.manifest.standards}"
         if digest not in by_digest:
             bundle.encoder.prepare()
             by_digest[digest] = bundle.encoder
-        found.append(by_digest[digest])
-    return found
-
-
-def same_ids(one: Encoder, other: Encoder) -> bool:
-    """Whether both encoders map the same stable ids to the same values."""
-    if one is other:
-        return True
-    for table, vocabulary in one.vocabularies.items():
-        theirs = other.vocabularies.get(table)
-        if theirs is None or theirs.size != vocabulary.size:
-            return False
-        if (theirs.values is None) != (vocabulary.values is None):
-            return False
-        if vocabulary.values is not None and not vocabulary.values.equals(theirs.values):
-            return False
-    return True
+        encoders.append(by_digest[digest])
+    return encoders

@@ -25,6 +25,7 @@ import orjson
 
 from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.errors import PolyrecError
+from polyrec.models.schema.shared_ids import same_ids
 from polyrec.models.text import public
 from polyrec.planner.plan import Plan
 from polyrec.planner.rollout.arm_sums import ArmRecords
@@ -35,7 +36,6 @@ from polyrec.planner.rollout.patience import Patience
 from polyrec.planner.rollout.split import Split
 from polyrec.server.app.background import run_in_thread
 from polyrec.server.app.engine import Engine
-from polyrec.server.app.opening import same_ids
 from polyrec.server.app.serving import Serving, differences
 from polyrec.server.clock import clock
 from polyrec.server.errors import Conflict, Invalid, NotReady, RequestError

@@ -39,12 +39,16 @@ def measure_profile(args: argparse.Namespace) -> Profile:
     from polyrec.measure.profile.measure import path_profile
     from polyrec.measure.profile.quality import quality_differences
     from polyrec.models.bundle.bundle import load_bundle
-    from polyrec.planner.profile import Profile
+    from polyrec.models.schema.shared_ids import obstacle
+    from polyrec.planner.profile import Profile, ProfileError
 
     _check_flags(args)
     torch.set_num_threads(1)
     labels = labels_of(args.bundles)
     bundles = {labels[path]: load_bundle(path) for path in args.bundles}
+    unlike = obstacle({path: bundles[labels[path]].encoder for path in args.bundles})
+    if unlike is not None:
+        raise ProfileError(f"bundles {unlike}")
     given = _given_qualities(args, labels, bundles)
     # reports data that cannot be read, or have no test rows, before the work
     splitter = _splitter(args.data, bundles) if args.data else None

@@ -9,7 +9,7 @@ import pytest
 from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.errors import BundleError, RuntimeUnavailable
 from polyrec.models.runtimes import open_runtime
-from polyrec.planner.plan import Plan, PlannedPath, Routing, single_path_plan
+from polyrec.planner.plan import Plan, PlanError, PlannedPath, Routing, single_path_plan
 from polyrec.planner.routing.latency.latency_table import LatencyTable
 from polyrec.server.app.engine import Engine, LifecycleState
 from polyrec.server.app.opening import MEASURED_ROUNDS, MEASURED_ROWS, model_of_shortest
@@ -118,6 +118,15 @@ def test_a_plan_that_cannot_be_opened_leaves_what_is_served(
         engine.load(single_path_plan(bundle_dir, "table", "torch", "abacus"))
     assert engine.serving is served
     assert engine.plan is plan
+    engine.close()
+
+
+def test_bundles_of_two_calibrations_are_no_plan(plan: Plan, recalibrated_dir: Path) -> None:
+    other = plan.paths[0].model_copy(update={"name": "other@cpu", "bundle": recalibrated_dir})
+    engine = Engine()
+    says = f"bundles of paths '{plan.paths[0].name}' and 'other@cpu' have different vocabularies; train both"
+    with pytest.raises(PlanError, match=says):
+        engine.load(plan.model_copy(update={"paths": (*plan.paths, other)}))
     engine.close()
 
 

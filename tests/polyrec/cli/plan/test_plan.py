@@ -54,6 +54,24 @@ def error_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     return said.err
 
 
+def test_bundles_of_two_calibrations_are_refused(
+    bundle: Bundle, recalibrated_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As the server would refuse the plan, even if one path is only in reserve."""
+    rows = {t: 32 * v.rows for t, v in bundle.encoder.vocabularies.items()}
+    paths = tuple(
+        path(name, bundle=folder, tables=rows, origin="measured")
+        for name, folder in (("table@cpu", bundle.path), ("other@cpu", recalibrated_dir))
+    )
+    file, out = tmp_path / "profile.json", tmp_path / "plan.json"
+    save_profile(Profile(machine=machine(disk=True), paths=paths), file)
+    asked = ["--profile", str(file), "--slo-ms", "50", "--traffic", TRAFFIC]
+    for arguments in ([*asked, "--out", str(out)], [*asked, "--sweep", "rate=10,20"]):
+        said = error_line(arguments, capsys)
+        assert "bundles of paths 'table@cpu' and 'other@cpu' have different vocabularies; train both" in said
+    assert not out.exists()
+
+
 @pytest.mark.long
 def test_nested_widths_are_profiled_planned_and_served(nested: Bundle, tmp_path: Path) -> None:
     file, out = tmp_path / "profile.json", tmp_path / "plan.json"

@@ -94,6 +94,22 @@ def test_a_written_profile_is_planned_and_its_plan_is_opened(written: Path, tmp_
     engine.close()
 
 
+def test_bundles_that_one_plan_cannot_serve_are_refused_before_the_work(
+    bundle_dir: Path,
+    recalibrated_dir: Path,
+    shop_dir: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out = tmp_path / "profile.json"
+    line = error_of(capsys, str(bundle_dir), str(recalibrated_dir), "--out", str(out), *QUICK)
+    assert f"bundles '{bundle_dir}' and '{recalibrated_dir}' have different vocabularies" in line
+    assert "`polyrec train --calibration FILE`" in line
+    line = error_of(capsys, str(bundle_dir), str(shop_dir), "--out", str(out), *QUICK)
+    assert f"bundles '{bundle_dir}' and '{shop_dir}' have different schemas" in line
+    assert not list(tmp_path.iterdir())
+
+
 def test_no_other_file_than_the_profile_is_left(written: Path) -> None:
     assert [file.name for file in written.parent.iterdir() if file.suffix != ".png"] == ["profile.json"]
 
