@@ -7,11 +7,13 @@ import re
 import subprocess
 import sys
 import tomllib
+from importlib.metadata import distributions
 from itertools import chain
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 from benchmarks import readability
@@ -19,6 +21,8 @@ from polyrec.cli.main import VERBS, build_parser, module_of
 from tests.conftest import LONGEST
 
 ROOT = Path(__file__).parent.parent
+OLDEST = "3.11.2"
+"""Python of Debian 12."""
 HEAVY = {"fastapi", "locust", "numpy", "onnxruntime", "pyarrow", "pydantic", "starlette", "torch", "uvicorn"}
 HELP = """
 import sys
@@ -50,6 +54,14 @@ def test_tried_set_pins_every_dependency_within_its_bounds() -> None:
         (pin,) = pins[canonicalize_name(requirement.name)]
         assert pin.operator == "=="
         assert pin.version in requirement.specifier, line
+
+
+def test_tried_set_can_be_installed_on_the_oldest_python() -> None:
+    """On Debian 12 `make setup` found no versions that fit."""
+    pinned = [line.partition("==")[0] for line in (ROOT / "constraints.txt").read_text().splitlines()]
+    needed = {d.name: d.metadata["Requires-Python"] for d in distributions() if d.name in pinned}
+    assert len(needed) > 150
+    assert {name for name, python in needed.items() if python and OLDEST not in SpecifierSet(python)} == set()
 
 
 def test_container_starts_the_server_with_arguments_that_it_takes() -> None:
