@@ -8,7 +8,6 @@ such tight budgets, they are the usual traffic and do count.
 
 from __future__ import annotations
 
-from polyrec.planner.routing.lanes.lane import LaneState
 from polyrec.planner.routing.router_state import RouterState
 
 SLACK_SHARE = 0.5
@@ -26,25 +25,11 @@ def record_loss(state: RouterState, rows: int, budget_s: float, best_only: bool 
 
 
 def tick(state: RouterState, passed_s: float) -> None:
-    """Updates the usual slack and what faster paths cost and save. passed_s: seconds since the last tick."""
+    """Updates the usual slack and the value at stake. passed_s: seconds since the last tick."""
     observed, backoff = state.observed, state.loss_backoff
-    rows = int(observed.mean_rows)
-    backoff.usual_slack_s = state.slack_s(rows, observed.budget_s)
-    rate = gain = faster = 0.0
+    backoff.usual_slack_s = state.slack_s(int(observed.mean_rows), observed.budget_s)
+    rate = gain = 0.0
     for lane in state.usable:
-        best, fastest = lane.order[0], lane.fastest
         rate += lane.rate
-        gain += lane.rate * (state.paths[best].value - state.paths[fastest].value)
-        faster += lane.rate * max(
-            0.0, 1 - _time_s(state, lane, fastest, rows) / _time_s(state, lane, best, rows)
-        )
-    if rate:
-        backoff.tick(observed.rows_s * passed_s * gain / rate, faster / rate)
-    else:
-        backoff.tick(0.0, 1.0)
-
-
-def _time_s(state: RouterState, lane: LaneState, path: int, rows: int) -> float:
-    """Returns the usual time of a query's rows on a path."""
-    latency = state.paths[path].latency
-    return latency.median[min(max(rows, 1), latency.rows)] * lane.correction.median[path]
+        gain += lane.rate * (state.paths[lane.order[0]].value - state.paths[lane.fastest].value)
+    backoff.tick(observed.rows_s * passed_s * gain / rate if rate else 0.0)

@@ -5,9 +5,8 @@ reveal both. A query that is rejected, expired or late costs as much as thousand
 the first loss in a tick lowers the limit at once, and ticks without losses raise it slowly.
 
 A client that loses a row now and then, through budgets of its own choice, must not reduce the quality for
-everyone else, and losses that faster paths would not avoid, because they are hardly faster or because lanes
-are idle, must not either. So the limit is lowered no further than the share of the information at stake in
-the choice of paths that faster paths may save.
+everyone else. So the limit is lowered no further than the lost share of the information at stake in the
+choice of paths.
 """
 
 from __future__ import annotations
@@ -35,21 +34,21 @@ class LossBackoff:
     """
 
     __slots__ = (
-        "_at_stake", "_avoidable", "_has_loss", "_level", "_lost", "_max_expected_share", "_utilization",
-        "expected_share", "fill_share", "rest_share", "usual_slack_s",
+        "_at_stake", "_has_loss", "_level", "_lost", "_max_expected_share", "expected_share", "fill_share",
+        "rest_share", "usual_slack_s",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.usual_slack_s = 0.0
         self.fill_share = self.expected_share = self.rest_share = self._max_expected_share = MAX_FILL_SHARE
         self._has_loss = False
-        self._level = self._lost = self._at_stake = self._utilization = 0.0
-        self._avoidable = 1.0
+        self._level = self._lost = self._at_stake = 0.0
 
     @property
     def level(self) -> float:
-        saved = self._avoidable * self._lost
-        return saved / self._at_stake if saved < self._level * self._at_stake else self._level
+        if self._lost < self._level * self._at_stake:
+            return self._lost / self._at_stake
+        return self._level
 
     def set_load(self, utilization: float, gain: float) -> None:
         """Sets what `rest_share` and `expected_share` depend on.
@@ -57,7 +56,6 @@ class LossBackoff:
         utilization: of the lanes, if everything is executed on the fastest paths.
         gain: share of the best paths' value that the fastest lack.
         """
-        self._utilization = utilization
         self.rest_share = MAX_FILL_SHARE + (1 - MAX_FILL_SHARE) * min(gain / TAIL, 1.0)
         busy = min(utilization / BUSY, 1.0)
         self._max_expected_share = self.rest_share - (self.rest_share - MAX_FILL_SHARE) * busy
@@ -71,15 +69,11 @@ class LossBackoff:
             self._level = min(1.0, self._level + STEP)
         self._update()
 
-    def tick(self, at_stake: float, faster: float) -> None:
+    def tick(self, at_stake: float) -> None:
         """Recovers if there was no loss since the last tick. Call it about ten times a second.
 
         at_stake: information that rows arriving since then gain on the best paths compared with the fastest.
-        faster: share of the best paths' time that the fastest save. The wait in a queue falls by that share,
-            divided by the share of time in which the lanes are idle; losses are assumed to fall with it.
         """
-        idle = 1 - self._utilization
-        self._avoidable = faster / idle if faster < idle else 1.0
         if not self._has_loss:
             self._level *= KEPT_PER_TICK
         self._has_loss = False

@@ -18,48 +18,30 @@ def test_losses_in_consecutive_ticks_leave_no_room_for_quality():
     loss_backoff = LossBackoff()
     for _ in range(10):
         loss_backoff.record_loss(1.0)
-        loss_backoff.tick(0.0, 1.0)
+        loss_backoff.tick(0.0)
     assert loss_backoff.fill_share == 0
 
 
 def test_losses_lower_quality_at_most_by_their_share_of_the_stakes():
     backoff = LossBackoff()
     for _ in range(100):
-        backoff.tick(10.0, 1.0)
+        backoff.tick(10.0)
         backoff.record_loss(1.0)
     assert 0 < backoff.level < 0.11
     assert backoff.fill_share == MAX_FILL_SHARE * (1 - backoff.level)
     for _ in range(20):
-        backoff.tick(10.0, 1.0)
+        backoff.tick(10.0)
         backoff.record_loss(100.0)
     assert backoff.fill_share == 0
-
-
-@pytest.mark.parametrize(
-    ("utilization", "faster", "avoidable"),
-    [(0.0, 0.1, 0.1), (0.5, 0.1, 0.2), (0.8, 0.3, 1.0), (2.0, 0.0, 1.0)],
-)
-def test_losses_that_faster_paths_would_not_avoid_lower_no_quality(
-    utilization: float, faster: float, avoidable: float
-):
-    levels = []
-    for used, saved in ((2.0, 1.0), (utilization, faster)):
-        backoff = LossBackoff()
-        backoff.set_load(used, 0.02)
-        for _ in range(100):
-            backoff.tick(10.0, saved)
-            backoff.record_loss(1.0)
-        levels.append(backoff.level)
-    assert levels[1] == pytest.approx(avoidable * levels[0])
 
 
 def test_it_recovers_within_seconds():
     loss_backoff = LossBackoff()
     loss_backoff.record_loss(1.0)
-    loss_backoff.tick(0.0, 1.0)
+    loss_backoff.tick(0.0)
     levels = []
     for _ in range(50):
-        loss_backoff.tick(0.0, 1.0)
+        loss_backoff.tick(0.0)
         levels.append(loss_backoff.level)
     assert levels == sorted(levels, reverse=True)
     assert levels[-1] < 0.1 * levels[0]
@@ -89,7 +71,7 @@ def chosen(with_losses: bool) -> str:
     if with_losses:
         for _ in range(4):
             driver.router.state.loss_backoff.record_loss(1.0)
-            driver.router.state.loss_backoff.tick(0.0, 1.0)
+            driver.router.state.loss_backoff.tick(0.0)
     query = driver.submit(20, 0.1)
     driver.submit(20, 0.1)
     dispatch = driver.router.next(0, 0.0)
@@ -108,6 +90,6 @@ def test_a_new_policy_does_not_pay_for_the_losses_of_the_one_before():
     backoff = driver.router.state.loss_backoff
     for _ in range(4):
         backoff.record_loss(1.0)
-        backoff.tick(0.0, 1.0)
+        backoff.tick(0.0)
     driver.router.set_policy(driver.router.state.routing.model_copy(update={"policy": "priced"}))
     assert (backoff.level, backoff.fill_share) == (0.0, MAX_FILL_SHARE)
