@@ -40,6 +40,7 @@ from polyrec.models.bundle.assembly import (
     rows_at,
     shape_at,
 )
+from polyrec.models.bundle.encoding import encoder_of
 from polyrec.models.bundle.held_files import HeldFiles, HoldError, hold_files
 from polyrec.models.bundle.manifest import (
     EMBEDDINGS,
@@ -63,9 +64,8 @@ from polyrec.models.embeddings.stage import Stage
 from polyrec.models.errors import BundleError, PolyrecError
 from polyrec.models.files import atomic_path, validate_as
 from polyrec.models.memory import is_out_of_memory
-from polyrec.models.schema.dense_transform import Standard
 from polyrec.models.schema.encoder import Encoder
-from polyrec.models.schema.popularity import vocabularies_from_tensors, vocabulary_tensors
+from polyrec.models.schema.popularity import vocabulary_tensors
 from polyrec.models.text import printable
 from polyrec.models.version import code_version as code_version  # re-exported for the server
 
@@ -282,11 +282,7 @@ def load_bundle(path: str | Path) -> Bundle:
     files, manifest = _open_checked(Path(path))
     try:
         arrays = map_tensors(files, VOCABULARY)
-        vocabularies = vocabularies_from_tensors(
-            {k: v.numpy() for k, v in arrays.items()}, manifest.vocabularies
-        )
-        standards = {n: Standard(s.mean, s.deviation) for n, s in manifest.standards.items()}
-        encoder = Encoder(manifest.schema_, vocabularies, standards)
+        encoder = encoder_of(manifest, {k: v.numpy() for k, v in arrays.items()})
         bundle = Bundle(files.folder, files, manifest, encoder, map_tensors(files, EMBEDDINGS))
         model = bundle.model()
     except (KeyError, ValueError, RuntimeError, MemoryError, PolyrecError) as e:

@@ -74,7 +74,8 @@ class DenseTransform:
             # a finite sum proves in one pass that no value is missing, infinite or too large
             complete = isfinite(out.sum())
         if not complete:
-            self._require(raw[:, :required])
+            needed = raw[:, :required]
+            self._require_finite(needed, np.isnan(needed))
             infinite = np.isinf(out)
             if infinite.any():
                 np.copyto(out, np.nan, where=infinite & self._computed)
@@ -86,10 +87,6 @@ class DenseTransform:
             np.copyto(out, self._missing, where=np.isnan(out))
             self._require_finite(raw, np.isinf(out))
         return out
-
-    def _require(self, raw: NDArray[np.floating[Any]]) -> None:
-        """Raises FeatureError for the first missing value in `raw` [rows, first features]."""
-        self._require_finite(raw, np.isnan(raw))
 
     def _require_finite(self, raw: NDArray[np.floating[Any]], bad: NDArray[np.bool_]) -> None:
         """Raises FeatureError for the first bad value. raw, bad: [rows, features]."""

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
+from polyrec.models.bundle.encoding import encoder_of
 from polyrec.models.bundle.manifest import VOCABULARY, Manifest, read_manifest
 from polyrec.models.errors import BundleError, DataError
 from polyrec.models.schema.batch import F64, I64
-from polyrec.models.schema.dense_transform import Standard
 from polyrec.models.schema.encoder import Encoder
-from polyrec.models.schema.popularity import counted_lookups, vocabularies_from_tensors
+from polyrec.models.schema.popularity import counted_lookups
 from polyrec.models.schema.shared_ids import obstacle
 from polyrec.planner.deployment.rank_accesses import RankedAccesses
 from polyrec.planner.deployment.residency import Tables
@@ -62,11 +62,9 @@ def _read_encoder(folder: Path, manifest: Manifest) -> Encoder:
     try:
         with safe_open(folder / VOCABULARY, "np") as f:
             arrays = {name: f.get_tensor(name) for name in f.keys()}  # noqa: SIM118
-        vocabularies = vocabularies_from_tensors(arrays, manifest.vocabularies)
+        return encoder_of(manifest, arrays)
     except (OSError, SafetensorError, DataError) as e:
         raise BundleError(f"bundle '{folder}': {VOCABULARY} cannot be read: {e}") from None
-    standards = {n: Standard(s.mean, s.deviation) for n, s in manifest.standards.items()}
-    return Encoder(manifest.schema_, vocabularies, standards)
 
 
 def expected_accesses(counts: I64) -> F64:

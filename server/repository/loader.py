@@ -82,7 +82,7 @@ class ModelLoader:
         """Returns the operator's files, None if they cannot be read, as soon as SCAN_SHARE permits."""
         async with self._scanning:
             await asyncio.sleep(self._scan_after_s - clock())
-            self._next_scan = None  # whoever asks from now on may know of a newer file
+            self._next_scan = None  # later requests need another scan, as files may change from now on
             files, took_s = await asyncio.to_thread(self._scan)
             self._scan_after_s = clock() + took_s / SCAN_SHARE
             return files

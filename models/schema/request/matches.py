@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from polyrec.models.schema.batch import F64, I64
-from polyrec.models.schema.request.rows import Matches, Numbers, Places
-
-Bools = NDArray[np.bool_]
+from polyrec.models.schema.request.rows import Bools, Matches, Numbers, Places
 
 
 class MatchFeatures:

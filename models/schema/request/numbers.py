@@ -7,7 +7,7 @@ from functools import cached_property
 import numpy as np
 
 from polyrec.models.schema.batch import F64, I64
-from polyrec.models.schema.request.rows import Numbers, Places
+from polyrec.models.schema.request.rows import Bools, Numbers, Places
 
 
 class NumberFeatures:
@@ -19,15 +19,20 @@ class NumberFeatures:
         self._sorted: dict[int, tuple[F64, I64 | None]] = {}
 
     @cached_property
+    def _missing(self) -> Bools:
+        missing: Bools = np.isnan(self.x)
+        return missing
+
+    @cached_property
     def _count(self) -> I64:
         """How many values are known, int64 [numbers, requests]."""
-        count: I64 = np.add.reduceat(~np.isnan(self.x), self._place.starts, axis=1, dtype=np.int64)
+        count: I64 = np.add.reduceat(~self._missing, self._place.starts, axis=1, dtype=np.int64)
         return count
 
     @cached_property
     def _mean(self) -> F64:
         """The means, [numbers, rows] or [numbers, 1]; without values 0 / 0, NaN."""
-        filled = np.where(np.isnan(self.x), 0.0, self.x)
+        filled = np.where(self._missing, 0.0, self.x)
         return self._place.spread(np.add.reduceat(filled, self._place.starts, axis=1) / self._count)
 
     def _in_order(self, number: int) -> tuple[F64, I64 | None]:

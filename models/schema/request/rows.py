@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from polyrec.models.schema.batch import F64, I64
 
+Bools = NDArray[np.bool_]
 Numbers = NDArray[Any]
 
 
