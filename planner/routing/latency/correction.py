@@ -232,7 +232,7 @@ class Correction:
         self._speeds.update(passed_s, self._ticked_count, errors, medians, at_rest=not any(windows))
         is_idle = not any(self._ticked_count)
         kept = exp(-passed_s / SEEN_MEMORY_S)
-        for path, bias in enumerate(self._speeds.errors):
+        for path, bias in enumerate(self._speeds.optimistic()):
             if self._ticked_count[path] or (is_idle and windows[path]):
                 continue
             if not windows[path]:

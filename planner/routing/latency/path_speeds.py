@@ -22,12 +22,15 @@ OWN_MEMORY_S = 30.0
 """Time constant with which a path's own error decays to the one expected from the reference path."""
 COMMON_MEMORY_S = 2.5
 """Time constant with which the common error is forgotten while nothing executes."""
-COMMON_VARIANCE_S, OWN_VARIANCE_S = 0.3, 0.0015
+COMMON_VARIANCE_S, OWN_VARIANCE_S = 0.3, 0.0005
 """Variance of the drift per second: common to all errors (0.17 in 0.1 s), and of each error by itself."""
 UNKNOWN_VARIANCE, UNTRIED_VARIANCE = 100.0, 0.5**2
 """Initial variances, common and per path, so that the first path executed determines the common error."""
-BATCH_VARIANCE, TICK_VARIANCE = 0.1**2, 0.02**2
-"""Variance of a batch's error, and additional variance of a path's mean error over a tick."""
+BATCH_VARIANCE, TICK_VARIANCE = 0.3**2, 0.02**2
+"""Variance of a batch's error, as one in ten is disturbed, and additional variance of a path's mean error
+over a tick."""
+OPTIMISM = 0.5
+"""Standard deviations by which a path that seems slow is expected to be better."""
 
 
 class PathSpeeds:
@@ -73,6 +76,21 @@ class PathSpeeds:
                 own = self.errors[path] - _expected(error, reference_s, medians[path])
                 kept = _expected(common_kept * error, reference_s, medians[path])
                 self.errors[path] = kept + own_kept * own
+
+    def optimistic(self) -> list[float]:
+        """Returns the errors, with those that make a path seem slow reduced by their uncertainty.
+
+        A path that seems too fast is tried and measured, but one that seems too slow because a single batch
+        was disturbed would not be tried again for long.
+        """
+        reference, covariance = self._reference, self._covariance
+        variances = covariance.diagonal() + covariance[reference, reference] - 2 * covariance[reference]
+        margins = (OPTIMISM * np.sqrt(np.maximum(variances, 0.0))).tolist()
+        base = self.errors[reference]
+        return [
+            max(base, error - margin) if error > base else error
+            for error, margin in zip(self.errors, margins, strict=True)
+        ]
 
     def _observe(self, path: int, error: float, variance: float, medians: Sequence[float]) -> None:
         covariance = self._covariance[path].copy()

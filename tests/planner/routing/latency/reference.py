@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import exp, inf, log
+from math import exp, inf, log, sqrt
 
 import numpy as np
 
@@ -50,6 +50,14 @@ class PathSpeeds:
                 deviation = self.errors[p] - expected(error, reference_s, medians[p])
                 deviation *= exp(-passed_s / path_speeds.OWN_MEMORY_S)
                 self.errors[p] = expected(known * error, reference_s, medians[p]) + deviation
+
+    def optimistic(self, path: int) -> float:
+        """The path's error, at most that of the reference path unless it is surely higher."""
+        at = [path, self.reference]
+        sign = np.array([1.0, -1.0])
+        deviation = sqrt(max(0.0, float(sign @ self.covariance[np.ix_(at, at)] @ sign)))
+        base = self.errors[self.reference]
+        return min(self.errors[path], max(base, self.errors[path] - path_speeds.OPTIMISM * deviation))
 
     def observe(self, path: int, error: float, noise: float, medians: Sequence[float]) -> None:
         size = len(medians)
@@ -146,7 +154,7 @@ class Correction:
                 if not is_recent:
                     kept = min(self.known[path], correction.NEW)
                     self.known[path] = kept * exp(-passed_s / correction.SEEN_MEMORY_S)
-                error = self.speeds.errors[path]
+                error = self.speeds.optimistic(path)
                 self.bias[path] = max(-correction.MAX_BIAS, min(correction.MAX_BIAS, error))
         self.latest = []
         least = min(*self.shifts, self.shift)

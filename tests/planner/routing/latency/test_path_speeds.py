@@ -68,3 +68,14 @@ def test_own_error_of_a_path_is_forgotten_after_a_long_rest():
     speeds.update(0.1, (40, 0), (0.0, 0.0), profiles)
     speeds.update(0.1, (0, 40), (0.0, 0.5), profiles)
     assert speeds.errors == pytest.approx([0.0, 0.5], abs=0.1)
+
+
+@pytest.mark.parametrize(("batches", "low", "high"), [(1, 0.0, 0.15), (40, 0.2, 0.3)])
+def test_a_single_slow_batch_hardly_makes_a_path_seem_slow(batches, low, high):
+    speeds, profiles = PathSpeeds(2), (1e-3, 1e-3)
+    for _ in range(50):
+        speeds.update(0.1, (40, 0), (0.0, 0.0), profiles)
+    speeds.update(1e-3, (40, batches), (0.0, 0.3), profiles)
+    speeds.update(1e-3, (40, 0), (0.0, 0.0), profiles)
+    assert low <= speeds.optimistic()[1] <= high
+    assert speeds.optimistic()[0] == speeds.errors[0]
