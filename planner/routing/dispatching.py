@@ -76,7 +76,8 @@ def complete(state: RouterState, dispatch: Dispatch, now_s: float, learner: Poli
             query.done_rows += part.rows
             completes = query.done_rows >= query.rows
             if completes and query.deadline_s < now_s:
-                record_loss(state, query.rows, query.deadline_s - query.arrival_s, query.best_only)
+                budget_s = query.deadline_s - query.arrival_s
+                record_loss(state, query.rows, budget_s, now_s - query.deadline_s, query.best_only)
         if completes:
             query.settled = True
             if learner is not None:

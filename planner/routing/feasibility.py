@@ -221,8 +221,8 @@ def degraded_reason(state: RouterState, path: int, query: Query) -> Reason:
 def _suits_idle_server(state: RouterState, query: Query, lane: LaneState, path: PathState) -> bool:
     """Whether a path would be chosen if nothing else waited, ran or was expected.
 
-    It must answer in time and, unless it is the fastest, leave time for one usual query, as in
-    `leaves_rest_feasible`. If usual budgets are shorter than the query's own, that is due to the load.
+    It must answer in time and, unless it is the fastest or nearly as fast, leave time for one usual query, as
+    in `leaves_rest_feasible`. If usual budgets are shorter than the query's own, that is due to the load.
     """
     rows, latency, correction = query.rows, path.latency, lane.correction
     if rows > latency.rows:
@@ -232,7 +232,7 @@ def _suits_idle_server(state: RouterState, query: Query, lane: LaneState, path: 
     budget_s = query.deadline_s - query.arrival_s
     if latency.tail[rows] * factors[path.index] > budget_s - state.answer_s(query):
         return False
-    if is_fastest:
+    if is_fastest or any(o.outweighs_speed for o in lane.options if o.path == path.index):
         return True
     observed = state.observed
     batch_s = latency.median[rows] * correction.median[path.index]

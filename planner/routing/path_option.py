@@ -21,6 +21,7 @@ class PathOption:
     last: whether this is the fastest path, which needs no safety margin, as there is no faster alternative.
     after_rejection: whether to try it even if a path of higher value left too little time for the rest of the
         queue.
+    outweighs_speed: whether its quality is worth more than what faster paths would save (near_paths.py).
     """
 
     path: int
@@ -30,6 +31,7 @@ class PathOption:
     merge_rows: int
     last: bool
     after_rejection: bool
+    outweighs_speed: bool = False
 
 
 def path_options(

@@ -84,7 +84,7 @@ class Router:
         if rejection is not None:
             record_arrival(state, rows, deadline_s - arrival_s)
             if rejection.reason is RejectReason.OVERLOAD:
-                losses.record_loss(state, rows, deadline_s - arrival_s)
+                losses.record_loss(state, rows, deadline_s - arrival_s, rejection.retry_after_s)
         return rejection
 
     def submit(self, query: Query, now_s: float) -> Rejection | None:
@@ -103,7 +103,8 @@ class Router:
                 self.policy.accepted(state, query, end_s)
             state.queue.push(query, 0, rows, arrival_s if self.policy.fifo else deadline_s)
         elif rejection.reason is RejectReason.OVERLOAD:
-            losses.record_loss(state, rows, deadline_s - arrival_s, query.best_only)
+            excess_s = rejection.retry_after_s
+            losses.record_loss(state, rows, deadline_s - arrival_s, excess_s, query.best_only)
             if possible and not (query.priority or query.best_only):
                 # one that asks for more than others, or for what none gets, says nothing about them
                 self._round.overloaded = True
@@ -254,8 +255,7 @@ class Router:
             if lane.due_s <= now_s:
                 expired += expire_executing(state, lane, dispatch, now_s)
         for query in expired:
-            if not query.reading:  # otherwise the reads are to blame
-                losses.record_loss(state, query.rows, query.deadline_s - query.arrival_s, query.best_only)
+            losses.record_expired(state, query)
             if self.policy.learns:
                 self.policy.finished(query, now_s)
         return expired

@@ -16,6 +16,7 @@ from polyrec.planner.routing.latency.front_cost import FrontCost
 from polyrec.planner.routing.latency.latency_table import LatencyTable
 from polyrec.planner.routing.latency.read_times import ReadTimes
 from polyrec.planner.routing.latency.service_time import LanePath, ServiceTimes, service_time_s
+from polyrec.planner.routing.near_paths import compare_speeds
 from polyrec.planner.routing.observed_traffic import ObservedTraffic
 from polyrec.planner.routing.path_option import path_options
 from polyrec.planner.routing.policies.loss_backoff import LossBackoff
@@ -54,6 +55,7 @@ class RouterState:
     sole_inline_lane: the only usable lane if it is inline, otherwise None.
     best_lane_failed: whether a lane with a path of the highest value is dead or has lost work.
     total_rate: rows/s that the usable lanes on their fastest paths, and the front, can do.
+    utilization: of the lanes, if everything were executed on the fastest paths.
     front_factor: total_rate over the lanes' own rate, for work that has already passed the front.
     service_times: service times of a query, as corrected now.
     alone_times, best_alone_times: the same at the lanes' undisturbed speed, on the fastest paths and on
@@ -75,7 +77,7 @@ class RouterState:
         "devices", "front", "front_factor", "lane_specs", "lanes", "last_completion_s", "limits",
         "loss_backoff", "max_merge_rows", "max_queued_rows", "min_latency_s", "observed", "others_budget_s",
         "path_specs", "paths", "prices", "queue", "reads", "reserve_s", "routing", "service_times",
-        "sole_inline_lane", "start_s", "total_rate", "usable",
+        "sole_inline_lane", "start_s", "total_rate", "usable", "utilization",
     )  # fmt: skip
 
     def __init__(
@@ -128,6 +130,7 @@ class RouterState:
         self.max_merge_rows = 1
         self.last_completion_s = 0.0
         self.front_factor = 1.0
+        self.utilization = 0.0
         self.usable: list[LaneState] = []
         self.best_paths: list[BestPath] = []
         self.sole_inline_lane: LaneState | None = None
@@ -237,6 +240,7 @@ class RouterState:
         self.reserve_s = OVERFLOW_EXPONENT / 2 * variance / (1 - utilization) if utilization < 1 else INF
         fastest = min((self.paths[lane.fastest].value for lane in self.usable if lane.order), default=0.0)
         gain = 1 - fastest / self.best_value if self.best_value > 0 else 0.0
+        self.utilization = utilization
         self.loss_backoff.set_load(utilization, gain)
         return rate
 
@@ -286,6 +290,8 @@ class RouterState:
             if p == last:
                 break
         lane.options = path_options(lane.order, paths, lane.max_rows, lane.merge_rows)
+        budget_s, backoff = self.observed.budget_s, self.loss_backoff
+        compare_speeds(lane.options, paths, row_s, usual_rows, self.utilization, budget_s, backoff)
         lane.fastest = lane.order[-1] if lane.order else -1
         lane.rate = 1 / self._row_s(lane, lane.fastest) if lane.order else 0.0
 

@@ -11,6 +11,8 @@ choice of paths.
 
 from __future__ import annotations
 
+from polyrec.planner.routing.lost_times import LostTimes
+
 MAX_FILL_SHARE = 0.6
 """Maximum share of the remaining time that the backlog may fill unless the fastest path is chosen."""
 BUSY = 0.5
@@ -34,21 +36,26 @@ class LossBackoff:
     """
 
     __slots__ = (
-        "_at_stake", "_has_loss", "_level", "_lost", "_max_expected_share", "expected_share", "fill_share",
-        "rest_share", "usual_slack_s",
+        "_at_stake", "_has_loss", "_level", "_lost", "_lost_times", "_max_expected_share", "_offered",
+        "expected_share", "fill_share", "rest_share", "usual_slack_s",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.usual_slack_s = 0.0
         self.fill_share = self.expected_share = self.rest_share = self._max_expected_share = MAX_FILL_SHARE
         self._has_loss = False
-        self._level = self._lost = self._at_stake = 0.0
+        self._level = self._lost = self._at_stake = self._offered = 0.0
+        self._lost_times = LostTimes()
 
     @property
     def level(self) -> float:
         if self._lost < self._level * self._at_stake:
             return self._lost / self._at_stake
         return self._level
+
+    def avoidable_share(self, saved_share: float) -> float:
+        """Returns the recent losses that saving a share of all time would have avoided, of what arrived."""
+        return min(1.0, self._lost_times.avoided(saved_share) / self._offered) if self._offered else 0.0
 
     def set_load(self, utilization: float, gain: float) -> None:
         """Sets what `rest_share` and `expected_share` depend on.
@@ -61,30 +68,38 @@ class LossBackoff:
         self._max_expected_share = self.rest_share - (self.rest_share - MAX_FILL_SHARE) * busy
         self._update()
 
-    def record_loss(self, information: float) -> None:
-        """Records a query that was rejected for lack of time, expired or was answered late."""
+    def record_loss(self, information: float, late_share: float = 0.0) -> None:
+        """Records a query that was rejected for lack of time, expired or was answered late.
+
+        late_share: share of its time that was too much.
+        """
         self._lost += information
+        self._lost_times.record(late_share, information)
         if not self._has_loss:
             self._has_loss = True
             self._level = min(1.0, self._level + STEP)
         self._update()
 
-    def tick(self, at_stake: float) -> None:
+    def tick(self, at_stake: float, offered: float = 0.0) -> None:
         """Recovers if there was no loss since the last tick. Call it about ten times a second.
 
         at_stake: information that rows arriving since then gain on the best paths compared with the fastest.
+        offered: information of all of them on the best paths.
         """
         if not self._has_loss:
             self._level *= KEPT_PER_TICK
         self._has_loss = False
         self._lost *= KEPT_PER_TICK
+        self._lost_times.decay(KEPT_PER_TICK)
+        self._offered = KEPT_PER_TICK * self._offered + offered
         self._at_stake = KEPT_PER_TICK * self._at_stake + at_stake
         self._update()
 
     def reset(self) -> None:
         """Forgets all losses, since those of one policy do not apply to the next."""
         self._has_loss = False
-        self._level = self._lost = self._at_stake = 0.0
+        self._level = self._lost = self._at_stake = self._offered = 0.0
+        self._lost_times = LostTimes()
         self._update()
 
     def _update(self) -> None:

@@ -146,7 +146,9 @@ def batch(
         found = formed(state, lane, p, pieces, start, left, last)
         if found is not None:
             joined, batch_rows = found
-            if last or rest_is_feasible(state, lane, p, pieces, start, len(joined), batch_rows, now_s):
+            near = any(option.outweighs_speed for option in lane.options if option.path == p)
+            fits = last or near
+            if fits or rest_is_feasible(state, lane, p, pieces, start, len(joined), batch_rows, now_s):
                 return BatchChoice(p, joined, start, batch_rows, reason(state, p, query))
             has_rejected = True
     if order:

@@ -49,14 +49,16 @@ def served(policy: str, seed: int) -> Outcomes:
     ).run()
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_the_path_of_most_information_a_second_answers_most(seed):
-    static = {path.name: served(f"static:{path.name}", seed).figures(2.0) for path in PATHS}
-    best = max(static, key=lambda name: static[name].information)
-    assert static[best].in_budget < 0.95  # past its capacity
-    priced = served("priced", seed).figures(2.0)
-    assert priced.paths[best] >= 0.75
-    assert priced.information >= 0.985 * static[best].information
+def test_the_path_of_most_information_a_second_answers_most():
+    shares = []
+    for seed in range(4):
+        static = {path.name: served(f"static:{path.name}", seed).figures(2.0) for path in PATHS}
+        best = max(static, key=lambda name: static[name].information)
+        assert static[best].in_budget < 0.95  # past its capacity
+        priced = served("priced", seed).figures(2.0)
+        assert priced.information >= 0.985 * static[best].information
+        shares.append(priced.paths[best])
+    assert np.mean(shares) >= 0.8
 
 
 @pytest.mark.parametrize("seed", range(2))
