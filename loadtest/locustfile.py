@@ -212,9 +212,14 @@ def _merge_report(client_id: str, data: dict[str, Any]) -> None:
 
 @events.quitting.add_listener  # type: ignore[untyped-decorator]
 def _verdict(environment: Environment, **_: object) -> None:
-    """Prints the SLO table; with a budget, sets exit status 1 if the SLO was missed."""
+    """Prints the SLO table; with a budget, sets exit status 1 if the SLO was missed or nothing was sent."""
     options = environment.parsed_options
-    if isinstance(environment.runner, WorkerRunner) or options is None or not SLO_TABLE.kinds:
+    if isinstance(environment.runner, WorkerRunner) or options is None:
+        return
+    if not SLO_TABLE.kinds:
+        if options.headless and options.budget_ms:
+            print("no request was sent, so the SLO was not met", file=sys.stderr)
+            environment.process_exit_code = 1
         return
     print("", *aligned(SLO_TABLE.table(_seconds(environment))), sep="\n", file=sys.stderr)
     if KNEE.met is not None or KNEE.missed is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -145,11 +146,20 @@ def request_buckets(url: str, **labels: str) -> Buckets:
 class ServerCounters:
     """Counters of a server at one moment, and its plan.
 
-    tiers: memory tier -> (embedding rows looked up, rows found). plan: described in words.
+    tiers: memory tier -> (embedding rows looked up, rows found).
+    plan: described in words.
+    read_s: when they were read, by time.monotonic().
+    waited_s: seconds for which its event loops waited for a processor.
     """
 
     tiers: dict[str, tuple[float, float]]
     plan: str
+    read_s: float
+    waited_s: float
+
+    def waited_share(self, before: ServerCounters) -> float:
+        """Returns the share of the time since `before` for which the event loops waited for a processor."""
+        return (self.waited_s - before.waited_s) / (self.read_s - before.read_s)
 
     def hits_since(self, before: ServerCounters) -> dict[str, tuple[float, float]]:
         """Returns, per tier, the rows looked up since `before` and their hit rate, omitting tiers without
@@ -169,6 +179,7 @@ def read_counters(url: str, model: str | None = None) -> ServerCounters:
     Raises OSError, ValueError or KeyError if no Polyrec server answers.
     """
     counted = read_metrics(url)
+    read_s = time.monotonic()
     if counted.models:
         counted = counted.for_model(model if model in counted.models else counted.models[0])
     tiers = {
@@ -182,4 +193,5 @@ def read_counters(url: str, model: str | None = None) -> ServerCounters:
         f"lanes {', '.join(lanes) or 'one a device'}; policy {plan['routing']['policy']}; "
         f"default budget {plan['default_budget_ms']:g} ms"
     )
-    return ServerCounters(tiers, words)
+    waited_s = counted.total("polyrec_loop_waited_seconds_total")
+    return ServerCounters(tiers, words, read_s, waited_s)

@@ -130,6 +130,16 @@ def test_a_shape_is_followed_and_counts_are_the_servers(url: str, clicks: Path) 
     assert _requests(done.stderr) == read_counters(url) - before > 40
 
 
+def test_a_test_that_sent_nothing_has_failed(url: str, clicks: Path) -> None:
+    environment = {"LOADTEST_DATA": str(clicks), "LOADTEST_ROWS": "1000"}
+    done = locust(
+        *("-u", "1", "-t", "1s", "--rate", "0.0001", "--budget-ms", "100", "--host", url, "Rank"),
+        **environment,
+    )
+    assert done.returncode == 1
+    assert "no request was sent" in done.stderr
+
+
 @pytest.mark.parametrize("rate", [0, 20])
 def test_requests_without_an_answer_at_the_end_have_failed(clicks: Path, rate: int) -> None:
     environment = {"LOADTEST_DATA": str(clicks), "LOADTEST_ROWS": "1000"}

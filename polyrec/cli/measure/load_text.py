@@ -35,4 +35,6 @@ def lines(result: Mapping[str, Any]) -> list[str]:
     waited = f", {result['held_back']:,} requests waited for one" if result["held_back"] else ""
     lag = f"p99 lag {result['lag_p99_ms']:.3g} ms"
     shown.append(("driver", f"{result['connections']} connections{waited}; {lag}"))
+    if result.get("server_waited"):
+        shown.append(("server", f"waited for a processor {result['server_waited']:.1%} of the time"))
     return [f"{subject:12} {text}" for subject, text in shown]

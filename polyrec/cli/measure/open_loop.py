@@ -120,10 +120,9 @@ def run_load(args: argparse.Namespace) -> int:
         require_matplotlib()
         make_folder(args.report)
     target, load = _load(args)
-    before = None
-    if args.report is not None:
-        before = _from_server(args.url, read_counters)
+    before = _from_server(args.url, read_counters)
     whole = run(target, load, Limits(args.connections, args.max_connections, args.grace))
+    after = None if before is None else _from_server(args.url, read_counters)
     outcome = whole.since(args.warmup)
     result: dict[str, Any] = {}
     try:
@@ -134,8 +133,10 @@ def run_load(args: argparse.Namespace) -> int:
     result |= asdict(report(outcome))
     quality, accuracy = _from_server(args.url, path_qualities) or ({}, {})
     result |= _service_figures(outcome, quality, accuracy)
+    if before is not None and after is not None:
+        result["server_waited"] = round(after.waited_share(before), 6)
     if args.report is not None and "unreliable" not in result:
-        _write(args, outcome, quality, before)
+        _write(args, outcome, quality, before, after)
     if args.json:
         print(json.dumps(result))
     else:
@@ -170,11 +171,14 @@ def _from_server(url: str, read: Callable[[str, str | None], T]) -> T | None:
 
 
 def _write(
-    args: argparse.Namespace, outcome: Outcome, quality: dict[str, float], before: ServerCounters | None
+    args: argparse.Namespace,
+    outcome: Outcome,
+    quality: dict[str, float],
+    before: ServerCounters | None,
+    after: ServerCounters | None,
 ) -> None:
     from polyrec.report.load.run import write_run
 
-    after = _from_server(args.url, read_counters)
     hits = {} if before is None or after is None else after.hits_since(before)
     setup = {
         "requests to": args.url,

@@ -128,6 +128,7 @@ def test_command_sends_rankings_of_a_bundle_and_writes_a_report(
         assert made["goodput"] == pytest.approx(30 * made["requests"], rel=0.01)
         assert list(made["mix"].values()) == [1.0]
         assert made["quality"] is not None
+        assert 0 <= made["server_waited"] < 1
         assert {p.name for p in tmp_path.iterdir()} == {"report.html", "report.png", "report.json"}
         page, written = ((tmp_path / f"report.{kind}").read_text() for kind in ("html", "json"))
         assert "Embedding rows by memory tier" in page
