@@ -3,7 +3,7 @@
 The policies `priced` and `static` call `choose`. The first piece in the queue limits how long the batch may
 take; further pieces join as long as that limit holds and merging pays. The path is the one of highest value
 that keeps the remaining queue and the expected arrivals feasible on the fastest paths (feasibility.py), or
-whose quality is worth more than what faster paths would save (near_paths.py).
+whose quality is worth more than what faster paths would save (policies/near_paths.py).
 
 A query too large for one batch is split over several lanes. A lane much slower than others only takes pieces
 that those would not execute in time, from the end of the queue. Queries whose rows are still being read from

@@ -21,7 +21,8 @@ class PathOption:
     last: whether this is the fastest path, which needs no safety margin, as there is no faster alternative.
     after_rejection: whether to try it even if a path of higher value left too little time for the rest of the
         queue.
-    outweighs_speed: whether its quality is worth more than what faster paths would save (near_paths.py).
+    outweighs_speed: whether its quality is worth more than what faster paths would save
+        (policies/near_paths.py).
     """
 
     path: int

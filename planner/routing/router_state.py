@@ -16,10 +16,10 @@ from polyrec.planner.routing.latency.front_cost import FrontCost
 from polyrec.planner.routing.latency.latency_table import LatencyTable
 from polyrec.planner.routing.latency.read_times import ReadTimes
 from polyrec.planner.routing.latency.service_time import LanePath, ServiceTimes, service_time_s
-from polyrec.planner.routing.near_paths import compare_speeds
 from polyrec.planner.routing.observed_traffic import ObservedTraffic
 from polyrec.planner.routing.path_option import path_options
 from polyrec.planner.routing.policies.loss_backoff import LossBackoff
+from polyrec.planner.routing.policies.near_paths import compare_speeds
 from polyrec.planner.routing.prices import Prices, solve_prices
 from polyrec.planner.routing.query import Query
 from polyrec.planner.routing.queue import Queue

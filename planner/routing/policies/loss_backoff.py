@@ -11,7 +11,7 @@ choice of paths.
 
 from __future__ import annotations
 
-from polyrec.planner.routing.lost_times import LostTimes
+from polyrec.planner.routing.policies.lost_times import LostTimes
 
 MAX_FILL_SHARE = 0.6
 """Maximum share of the remaining time that the backlog may fill unless the fastest path is chosen."""

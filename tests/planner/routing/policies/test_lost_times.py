@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polyrec.planner.routing.lost_times import LostTimes
+from polyrec.planner.routing.policies.lost_times import LostTimes
 
 SHARES = st.floats(0, 1)
 LOSSES = st.lists(st.tuples(SHARES, st.floats(0, 100)), max_size=30)
