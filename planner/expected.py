@@ -74,6 +74,21 @@ class Upgrade(Strict):
     rows_per_s: float
 
 
+class Simulated(Strict):
+    """Results of simulating the plan without costs beyond the profile (planner/simulation/preview.py).
+
+    in_budget, p50_ms, p99_ms: at the plan's traffic; share of the queries, and latency of the answered ones.
+    highest_rate: highest queries/s of Poisson arrivals with 99% in budget; None if there is none.
+    quality_there: mean quality of the answered rows at that rate.
+    """
+
+    in_budget: Share
+    p50_ms: Real
+    p99_ms: Real
+    highest_rate: Real | None = None
+    quality_there: Finite | None = None
+
+
 class Expected(Strict):
     """Expected results, averaged over time.
 
@@ -85,6 +100,7 @@ class Expected(Strict):
     unserved: share of the rows that no path answers within the SLO at any load.
     gap: relative distance from the best plan, at most (the solver's bound).
     cost_per_million: cost of the used devices per million predictions, if they have prices.
+    simulated: latency and highest rate, if simulated.
     """
 
     traffic: Traffic
@@ -102,6 +118,7 @@ class Expected(Strict):
     more: tuple[Upgrade, ...] = ()
     gap: Real = 0.0
     cost_per_million: Real | None = None
+    simulated: Simulated | None = None
 
     @property
     def served(self) -> float:

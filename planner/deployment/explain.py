@@ -77,6 +77,18 @@ def _summary(e: Expected) -> Iterator[str]:
         yield f"{percent(e.unserved)} of the rows come in queries that no path answers within the SLO"
     if e.cost_per_million is not None:
         yield f"A million predictions cost {e.cost_per_million:.3g} at the prices of the devices used"
+    if (found := e.simulated) is not None:
+        yield (
+            f"In simulation {percent(found.in_budget)} of the queries are in budget, "
+            f"p50 {found.p50_ms:.3g} ms, p99 {found.p99_ms:.3g} ms"
+        )
+        if found.highest_rate is None:
+            yield "In simulation no steady rate has 99% in budget"
+        else:
+            yield (
+                f"In simulation 99% are in budget up to a steady {rate(found.highest_rate)} queries/s, "
+                f"there with {found.quality_there:.5f} a row"
+            )
     if e.gap > 1e-6:
         yield f"A better plan can be at most {percent(e.gap)} better (the solver stopped there)"
 

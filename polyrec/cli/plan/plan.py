@@ -136,14 +136,27 @@ def run(args: argparse.Namespace) -> int:
 
     with stdout_to_stderr():
         proposal = propose(profile, requirements)
+    plan = _with_preview(proposal.plan)
     if args.out:
-        _save(proposal.plan, args.out)
+        _save(plan, args.out)
     if args.pictures:
         _draw(proposal, args.pictures)
-    _show(proposal.plan, args.json)
+    _show(plan, args.json)
     if args.out and not args.json:
         print(f"\nplan: {args.out}; serve it: polyrec serve --plan {args.out}")
     return 0
+
+
+def _with_preview(plan: Plan) -> Plan:
+    """Adds what a simulation says of latency and the highest rate."""
+    from polyrec.planner.simulation.preview import preview
+
+    expected = plan.expected
+    if expected is None:
+        return plan
+    served_rate = expected.rows_per_s / expected.traffic.sizes.mean_rows
+    simulated = preview(plan, expected.traffic, served_rate)
+    return plan.model_copy(update={"expected": expected.model_copy(update={"simulated": simulated})})
 
 
 def _explain(args: argparse.Namespace) -> int:

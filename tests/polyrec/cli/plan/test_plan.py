@@ -103,6 +103,7 @@ def test_a_plan_is_made_written_and_explained(
     assert main(["plan", *asked, "--out", str(out)]) == 0
     made = capsys.readouterr().out
     assert "Serves 100% of it" in made
+    assert "In simulation 99% are in budget up to a steady" in made
     plan = load_plan(out)
     assert plan.paths[0].bundle.resolve() == bundle.path.resolve()
     assert plan.default_budget_ms == 10
