@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 import orjson
 
 from polyrec.models.errors import PolyrecError
+from polyrec.server.http.connection.limits import ACCEPTS_PER_ITERATION
 
 BACKLOG = 2048
 
@@ -37,6 +38,15 @@ def listen(host: str, port: int, option: str = "--port") -> socket.socket:
             f"choose another --host or {option} (0 takes a free one)"
         ) from None
     return listener
+
+
+def duplicate_listener(listener: socket.socket) -> list[socket.socket]:
+    """Duplicates a listening socket so that one loop iteration accepts ACCEPTS_PER_ITERATION connections.
+
+    libuv accepts one connection per listening socket and iteration. Under load an iteration takes
+    milliseconds, so with a single socket the last of hundreds of new connections would wait for a second.
+    """
+    return [listener, *(listener.dup() for _ in range(ACCEPTS_PER_ITERATION - 1))]
 
 
 def reserve(host: str, port: int) -> socket.socket:

@@ -38,7 +38,16 @@ from polyrec.server.access.access import Access
 from polyrec.server.app.background import is_working, run_in_thread, start_task
 from polyrec.server.app.drain import Drain
 from polyrec.server.app.engine import Engine, LifecycleState
-from polyrec.server.app.listening import BACKLOG, Ready, address_of, listen, reserve, resolved, url_of
+from polyrec.server.app.listening import (
+    BACKLOG,
+    Ready,
+    address_of,
+    duplicate_listener,
+    listen,
+    reserve,
+    resolved,
+    url_of,
+)
 from polyrec.server.app.logs import log_to_stderr
 from polyrec.server.app.serving import Serving
 from polyrec.server.app.settings import Settings
@@ -50,10 +59,8 @@ from polyrec.server.grpc.opening import GrpcPort, require_packages
 from polyrec.server.http.admin import Admin
 from polyrec.server.http.app import Application, create_app
 from polyrec.server.http.connection.access_log import AccessLog
-from polyrec.server.http.connection.connection import Connection
-from polyrec.server.http.connection.frontend import HttpFrontend, ServerState
-from polyrec.server.http.connection.handshake import Handshake, Handshakes
-from polyrec.server.http.connection.limits import ACCEPTS_PER_ITERATION
+from polyrec.server.http.connection.frontend import HttpFrontend
+from polyrec.server.http.connection.handshake import connection_class
 from polyrec.server.http.shared_port import SharedPort
 from polyrec.server.metrics.event_loop import GcTimer
 from polyrec.server.record_pipe import close_pipes
@@ -66,41 +73,8 @@ from polyrec.server.tracing.tracer import open_tracer
 log = logging.getLogger("polyrec.server")
 
 
-def duplicate_listener(listener: socket.socket) -> list[socket.socket]:
-    """Duplicates a listening socket so that one loop iteration accepts ACCEPTS_PER_ITERATION connections.
-
-    libuv accepts one connection per listening socket and iteration. Under load an iteration takes
-    milliseconds, so with a single socket the last of hundreds of new connections would wait for a second.
-    """
-    return [listener, *(listener.dup() for _ in range(ACCEPTS_PER_ITERATION - 1))]
-
-
 class ModelNotOpened(PolyrecError):
     """One of several models cannot be opened; the message names it and the reason."""
-
-
-def connection_class(frontend: HttpFrontend, context: ssl.SSLContext | None = None) -> type[asyncio.Protocol]:
-    """Returns a protocol class for uvicorn's public `http=` option; its connections share `frontend`.
-
-    uvicorn requires the constructor's keywords and a `shutdown` method
-    (tests/server/http/connection/test_connection.py checks both against the installed version).
-
-    context: the TLS context; the class then does the handshake before the connection begins.
-    """
-
-    class FrontendConnection(Connection):
-        def __init__(self, *, server_state: ServerState, **unused: object) -> None:
-            super().__init__(frontend, server_state)
-
-    if context is None:
-        return FrontendConnection
-    handshakes = Handshakes(context, frontend)
-
-    class FrontendHandshake(Handshake):
-        def __init__(self, *, server_state: ServerState, **unused: object) -> None:
-            super().__init__(handshakes, partial(Connection, frontend, server_state))
-
-    return FrontendHandshake
 
 
 class Server(uvicorn.Server):

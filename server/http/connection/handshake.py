@@ -13,11 +13,13 @@ import socket
 import ssl
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import cast
 
 from polyrec.server.access.rates import network_of
 from polyrec.server.app.background import start_task
-from polyrec.server.http.connection.frontend import HttpFrontend
+from polyrec.server.http.connection.connection import Connection
+from polyrec.server.http.connection.frontend import HttpFrontend, ServerState
 from polyrec.server.http.connection.limits import HANDSHAKES_SHARE, Networks
 
 HANDSHAKE_S = 5.0
@@ -103,3 +105,27 @@ class _Succeeded(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._handshake.succeeded(transport)
+
+
+def connection_class(frontend: HttpFrontend, context: ssl.SSLContext | None = None) -> type[asyncio.Protocol]:
+    """Returns a protocol class for uvicorn's public `http=` option; its connections share `frontend`.
+
+    uvicorn requires the constructor's keywords and a `shutdown` method
+    (tests/server/http/connection/test_connection.py checks both against the installed version).
+
+    context: the TLS context; the class then does the handshake before the connection begins.
+    """
+
+    class FrontendConnection(Connection):
+        def __init__(self, *, server_state: ServerState, **unused: object) -> None:
+            super().__init__(frontend, server_state)
+
+    if context is None:
+        return FrontendConnection
+    handshakes = Handshakes(context, frontend)
+
+    class FrontendHandshake(Handshake):
+        def __init__(self, *, server_state: ServerState, **unused: object) -> None:
+            super().__init__(handshakes, partial(Connection, frontend, server_state))
+
+    return FrontendHandshake

@@ -19,8 +19,7 @@ import uvloop
 
 from polyrec.models.bundle.bundle import Bundle
 from polyrec.planner.plan import save_plan, single_path_plan
-from polyrec.server.app.listening import listen
-from polyrec.server.app.run import duplicate_listener
+from polyrec.server.app.listening import duplicate_listener, listen
 from polyrec.server.child import StartFailed, start
 from polyrec.server.http.connection.limits import ACCEPTS_PER_ITERATION
 from tests import forking
