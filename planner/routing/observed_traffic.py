@@ -43,6 +43,7 @@ class ObservedTraffic:
         less load.
     budget_s: median budget.
     mean_rows, mean_square: mean and mean square of rows per query.
+    median_rows: median of rows per query.
     urgent_s, urgent_mean, urgent_square: rate of urgent rows, and mean and mean square per query.
     variance_s: variance of arriving urgent rows per second, at least that of Poisson arrivals.
     """
@@ -50,9 +51,8 @@ class ObservedTraffic:
     __slots__ = (
         "_budgets", "_first_s", "_last_s", "_last_urgent", "_long_rows_s", "_new_demand", "_new_possible",
         "_new_rows", "_new_urgent", "_seen", "_seen_by", "_sizes", "_ticks", "_varies", "budget_s",
-        "demand_rows_s", "high_rows_s",
-        "mean_rows", "mean_square", "new_queries", "possible_s", "queries_s", "rows_s", "urgent_mean",
-        "urgent_s", "urgent_square", "variance_s",
+        "demand_rows_s", "high_rows_s", "mean_rows", "mean_square", "median_rows", "new_queries",
+        "possible_s", "queries_s", "rows_s", "urgent_mean", "urgent_s", "urgent_square", "variance_s",
     )  # fmt: skip
 
     def __init__(self, now_s: float) -> None:
@@ -74,6 +74,7 @@ class ObservedTraffic:
         self._ticks = 0
         self.mean_rows = self.urgent_mean = FIRST_ROWS
         self.urgent_square = self.mean_square = FIRST_ROWS**2
+        self.median_rows = round(FIRST_ROWS)
         self.budget_s = FIRST_BUDGET_S
 
     @property
@@ -132,6 +133,7 @@ class ObservedTraffic:
             sizes = np.fromiter(self._sizes, np.float64)
             budgets = np.fromiter(self._budgets, np.float64)
             self.mean_rows = float(sizes.mean())
+            self.median_rows = int(np.median(sizes))
             self.mean_square = float((sizes * sizes).mean())
             self.budget_s = float(np.median(budgets))
             urgent = sizes * np.minimum(1.0, self.budget_s / budgets)

@@ -36,6 +36,8 @@ LOAD_MARGIN = 1.05
 VALUE_TOLERANCE = 1e-6
 """Paths tie if their value minus price differs by at most this much per row."""
 INF = float("inf")
+MIN_FIXED_COSTS = 2.0
+"""A limited batch may take at least this many times a batch of one row."""
 BATCH_SHARE = 0.4
 """Maximum share of the usual budget that a merged batch may take, since it delays all later arrivals."""
 
@@ -158,7 +160,9 @@ class RouterState:
                 latency = self.paths[p].latency
                 max_rows = min(batch_rows, latency.rows)
                 if lane.inline or is_shared:
-                    max_rows = min(max_rows, max(1, latency.max_rows_at_median(inline_s / factors[p])))
+                    # a batch that is mostly fixed cost would block the loop no less often
+                    limit_s = max(inline_s / factors[p], MIN_FIXED_COSTS * latency.median[1])
+                    max_rows = min(max_rows, max(1, latency.max_rows_at_median(limit_s)))
                 lane.max_rows[p] = max_rows
                 efficient = min(latency.efficient_rows, latency.max_rows_at_tail(batch_s / factors[p]))
                 lane.merge_rows[p] = min(max_rows, max(1, efficient))
@@ -181,7 +185,8 @@ class RouterState:
 
     def unshared_row_s(self, lane: LaneState, path: int, max_rows: int | None = None) -> float:
         """Returns seconds of lane time per row, which is `_row_s` without other models."""
-        rows = lane.merge_rows[path]
+        # even if larger batches would take too long, a query is executed as a whole
+        rows = max(lane.merge_rows[path], min(self.observed.median_rows, lane.max_rows[path]))
         if max_rows is not None and max_rows < rows:
             rows = max_rows
         latency = self.paths[path].latency
@@ -291,7 +296,10 @@ class RouterState:
                 break
         lane.options = path_options(lane.order, paths, lane.max_rows, lane.merge_rows)
         budget_s, backoff = self.observed.budget_s, self.loss_backoff
-        compare_speeds(lane.options, paths, row_s, usual_rows, self.utilization, budget_s, backoff)
+        full_row_s = {p: self._row_s(lane, p) for p in lane.order}
+        compare_speeds(
+            lane.options, paths, row_s, full_row_s, usual_rows, self.utilization, budget_s, backoff
+        )
         lane.fastest = lane.order[-1] if lane.order else -1
         lane.rate = 1 / self._row_s(lane, lane.fastest) if lane.order else 0.0
 

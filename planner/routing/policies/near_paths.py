@@ -34,6 +34,7 @@ def compare_speeds(
     options: Sequence[PathOption],
     paths: Sequence[PathState],
     row_s: Mapping[int, float],
+    full_row_s: Mapping[int, float],
     rows: int,
     utilization: float,
     budget_s: float,
@@ -43,20 +44,22 @@ def compare_speeds(
 
     options: by falling value and row_s.
     row_s: seconds per row by path, in usual batches, which have `rows` rows.
+    full_row_s: the same in the largest merged batches, as in a burst.
     utilization: of the lanes, if everything is executed on the fastest paths.
     budget_s: the usual budget.
     """
     for at, option in enumerate(options):
         value, path_s = paths[option.path].value, row_s[option.path]
-        idle_share = 1 - utilization * path_s / row_s[options[-1].path]
+        full_s = full_row_s[option.path]
+        idle_share = 1 - utilization * full_s / full_row_s[options[-1].path]
         option.outweighs_speed = at + 1 < len(options)
         for faster in options[at + 1 :]:
-            saved_share = 1 - row_s[faster.path] / path_s
+            saved_share = 1 - min(row_s[faster.path] / path_s, full_row_s[faster.path] / full_s)
             gain = 1 - paths[faster.path].value / value
             # at capacity the queue grows, however small the difference
             if (
                 saved_share >= idle_share
-                or expected_losses(saved_share, budget_s, rows * path_s) > gain
+                or expected_losses(1 - row_s[faster.path] / path_s, budget_s, rows * path_s) > gain
                 # a queue's wait falls by more than the service time
                 or losses.avoidable_share(saved_share / idle_share) > gain
             ):

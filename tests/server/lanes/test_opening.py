@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import threading
 from pathlib import Path
@@ -70,10 +71,11 @@ def test_a_plan_with_a_lane_that_cannot_be_opened_leaves_none_open(paths: Paths)
         for lane in lanes:
             lane.close()
     broken = LaneOpening(PlannedLane(name="broken", kind="thread"), elsewhere, lambda _: None)
-    files = os.listdir("/proc/self/fd")
+    gc.collect()  # what other tests left open may be closed meanwhile
+    files = set(os.listdir("/proc/self/fd"))
     with pytest.raises(RuntimeUnavailable, match="torch has no device 'teapot'"):
         open_lanes([*sound, broken])
-    assert os.listdir("/proc/self/fd") == files
+    assert set(os.listdir("/proc/self/fd")) <= files
 
 
 def test_a_thread_is_pinned_and_leaves_the_loop_free(
