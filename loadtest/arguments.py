@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import argparse
 import math
+from typing import TypeVar
+
+T = TypeVar("T", int, float)
 
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
+def _parsed(kind: type[T], text: str, what: str) -> T:
+    """Parses a number. Raises ArgumentTypeError, as argparse's own message would name the function."""
+    try:
+        return kind(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"'{text}' is not {what}") from None
+
+
 def positive_float(text: str) -> float:
     """Parses a finite number above 0. Raises ArgumentTypeError."""
-    number = float(text)
+    number = _parsed(float, text, "a positive number")
     if not 0 < number < math.inf:
         raise argparse.ArgumentTypeError(f"{text} is not a positive number")
     return number
@@ -26,7 +37,7 @@ def duration(text: str) -> float:
 
 def non_negative_int(text: str) -> int:
     """Parses a whole number from 0 to 2^63 - 1, like a seed. Raises ArgumentTypeError."""
-    number = int(text)
+    number = _parsed(int, text, "a whole number from 0 to 2^63 - 1")
     if not 0 <= number < 2**63:
         raise argparse.ArgumentTypeError(f"{text} is not a whole number from 0 to 2^63 - 1")
     return number
@@ -34,7 +45,7 @@ def non_negative_int(text: str) -> int:
 
 def port(text: str) -> int:
     """Parses a port to listen on, 0 for a free one. Raises ArgumentTypeError."""
-    number = int(text)
+    number = _parsed(int, text, "a port from 0 to 65535")
     if not 0 <= number < 2**16:
         raise argparse.ArgumentTypeError(f"{text} is not a port from 0 to 65535")
     return number
@@ -42,7 +53,7 @@ def port(text: str) -> int:
 
 def positive_int(text: str) -> int:
     """Parses a whole number above 0. Raises ArgumentTypeError."""
-    number = int(text)
+    number = _parsed(int, text, "a whole number above 0")
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text} is not a whole number above 0")
     return number

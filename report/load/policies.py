@@ -81,6 +81,8 @@ def verdict(comparison: PolicyComparison) -> str:
         ),
         reverse=True,
     )
+    if comparison.discarded_runs and not any(t.tried or t.ladder for t in comparison.trials.values()):
+        return "No run counts: the driver was late in all of them."
     if not ranked:
         return f"No policy met the SLO of {slo}."
     top, first = ranked[0]

@@ -23,6 +23,7 @@ from polyrec.server.live_quality.feature_drift import FeatureDrift
 from polyrec.server.metrics.counting import EndpointMetrics
 from polyrec.server.metrics.statistics import Statistics
 from polyrec.server.tiers.plan_tiers import TierSet
+from polyrec.server.tiers.update_store import left_behind
 
 ENDPOINTS = ("predict", "rank", "infer")
 
@@ -99,7 +100,9 @@ class Serving:
 
 
 def differences(old: Serving, new: Serving) -> list[str]:
-    """Lists what changes with the generation: the model's name, request features, fewer paths, quality."""
+    """Lists what changes with the generation: the model's name, request features, fewer paths, quality, and
+    row updates that it lacks.
+    """
     found = []
     called = [serving.bundle.manifest.name for serving in (old, new)]
     if called[0] != called[1]:
@@ -121,6 +124,8 @@ def differences(old: Serving, new: Serving) -> list[str]:
     was, now = ("unknown" if quality is None else f"{quality:.4g}" for quality in best)
     if old.plan.metric == new.plan.metric and was != now:
         found.append(f"quality of the best path: {now}, was {was}")
+    for path, rows in left_behind(old.tiers.changes, new.tiers.changes).items():
+        found.append(f"row updates left behind: {rows:,} of path {path}")
     return found
 
 

@@ -18,7 +18,10 @@ from polyrec.server.app.served_model import RESERVED
 def valid_name(name: str) -> str:
     """Validates the name of a model."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name) or name == RESERVED:
-        raise ValueError(f"it has letters, digits, '.', '_' and '-', 100 at most, and is not '{RESERVED}'")
+        raise ValueError(
+            f"'{name}' is no name of a model: use letters, digits, '.', '_' and '-', 100 at most, "
+            f"and not '{RESERVED}'"
+        )
     return name
 
 

@@ -16,7 +16,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -288,11 +288,13 @@ class RolloutControl:
             if self._rollout is not rollout:
                 serving.close()
                 raise Conflict("the rollout ended while the version was opened to be promoted")
-            self._end(rollout, "promoted", reason)
+            self._end(rollout, "promoted", reason, differences(self._engine.serving, serving))
             self._engine.adopt(serving)
             self._engine.attach()
 
-    def _end(self, rollout: Rollout, outcome: RolloutOutcome, reason: str) -> None:
+    def _end(
+        self, rollout: Rollout, outcome: RolloutOutcome, reason: str, changes: Sequence[str] = ()
+    ) -> None:
         """Sends all requests to the engine's version, and closes the canary once it is idle."""
         engine, traffic = self._engine, rollout.traffic
         self._rollout = engine.rollout = None
@@ -311,6 +313,7 @@ class RolloutControl:
                 began=rollout.began,
                 ended=time.time(),
                 lasted_s=round(clock() - rollout.began_s, 3),
+                changes=list(changes),
                 decision=traffic.decision,
             )
         )

@@ -84,6 +84,7 @@ class EndedRollout(Document):
     """A rollout that ended.
 
     began, ended: Unix times. lasted_s: seconds between, whatever was done to the wall clock.
+    changes: what else the promotion changed, such as row updates that the version lacks; otherwise empty.
     decision: the last decision before the end.
     """
 
@@ -95,6 +96,7 @@ class EndedRollout(Document):
     began: float
     ended: float
     lasted_s: float
+    changes: list[str]
     decision: RolloutDecision | None
 
 

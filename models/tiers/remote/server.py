@@ -61,9 +61,9 @@ class Server:
         self._most_kinds = len(self._logged_s) + MAX_CODES
         self._late = 0
         """Late replies since the last complete one."""
-        self._failures = 0
-        """Failures that the log has not yet said to be over."""
-        self._failed_s = 0.0
+        self._has_failed = False
+        """Whether there were failures that the log has not yet said to be over."""
+        self._first_failed_s = self._failed_s = 0.0
 
     @property
     def place(self) -> str:
@@ -120,11 +120,10 @@ class Server:
         """Returns a connection to the pool after complete replies."""
         self.put_back(connection)
         self._late = 0
-        if self._failures and time.monotonic() - self._failed_s >= CALM_S:
-            log.warning(
-                "the remote store at %s answers again; it failed %d times", self.place, self._failures
-            )
-            self._failures = 0
+        if self._has_failed and time.monotonic() - self._failed_s >= CALM_S:
+            lasted_s = self._failed_s - self._first_failed_s
+            log.warning("the remote store at %s answers again; it failed for %.0f s", self.place, lasted_s)
+            self._has_failed = False
 
     def fail(self, error: Exception) -> bool:
         """Counts a failure and logs the first of a series; returns whether the server is down.
@@ -132,11 +131,12 @@ class Server:
         Fewer than MAX_LATE late replies in a row do not mark it as down, which would lose the rows of all
         requests until it is retried, many more than the late ones.
         """
-        if self.up:
-            if not self._failures:
-                log.warning("the remote store at %s failed: %s", self.place, self.reason(error))
-            self._failures += 1
-            self._failed_s = time.monotonic()
+        now_s = time.monotonic()
+        if not self._has_failed:
+            log.warning("the remote store at %s failed: %s", self.place, self.reason(error))
+            self._first_failed_s = now_s
+        self._has_failed = True
+        self._failed_s = now_s
         if isinstance(error, TimeoutError | RedisTimeoutError):
             self._late += 1
             if self._late < MAX_LATE:

@@ -152,6 +152,7 @@ def lines(status: Mapping[str, Any]) -> list[str]:
     elif ended:
         last = ended.pop(0)
         shown.append(model + _ended(last))
+        shown += last["changes"]
         if last["decision"] is not None:
             shown += _decision(last["decision"], {})
     else:

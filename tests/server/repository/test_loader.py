@@ -287,7 +287,7 @@ def test_a_file_with_an_invalid_name_is_reported_and_the_others_are_loaded(
     (folder / "not valid.json").write_text("{}")
     (folder / "b.json").write_text("{}")
     states = {m["name"]: m for m in http.post("/v2/repository/index").json()}
-    assert states["not valid.json"]["reason"].startswith("invalid name: it has letters, digits")
+    assert states["not valid.json"]["reason"].startswith("invalid name: 'not valid' is no name of a model")
     assert states["b.json"]["reason"] == "invalid name: model 'b' is given twice"
     assert states["b"]["state"] == "READY"
     assert http.post(f"{MODELS}/b/load").status_code == 200

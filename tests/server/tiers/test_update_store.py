@@ -67,6 +67,26 @@ def test_a_reload_of_the_same_bundle_keeps_its_updates_and_another_has_its_own_r
     assert now() == int8_after
 
 
+def test_a_rollout_tells_which_updates_its_promotion_leaves_behind(
+    client_of: Callable[[Plan], Client], paged: Bundle, tmp_path: Path
+) -> None:
+    int8 = write_bundle(
+        tmp_path / "int8", *quantize_bundle(paged, "int8"), paged.encoder, paged.manifest.metrics, {}
+    )
+    save_plan(placed_plan(int8, tmp_path, lambda n: {"host": n}), tmp_path / "whole.json")
+    client = client_of(placed_plan(paged, tmp_path))
+    rows = paged.encoder.vocabularies["item"].rows
+    updated(client, 0.25, rows)
+    behind = f"row updates left behind: {rows:,} of path table@cpu"
+    started = client.post(
+        "/v1/admin/rollout/start", orjson.dumps({"plan": str(tmp_path / "whole.json")}), ALLOWED
+    )
+    assert behind in started.json()["rollout"]["changes"]
+    ended = client.post("/v1/admin/rollout/promote", b"{}", ALLOWED).json()["ended"][0]
+    assert ended["outcome"] == "promoted"
+    assert behind in ended["changes"]
+
+
 def test_updates_are_reported_and_kept_if_a_plan_has_no_tiers(
     client_of: Callable[[Plan], Client], paged: Bundle, request_: Request, tmp_path: Path
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -124,7 +125,7 @@ def test_the_log_names_a_series_of_failures_once_and_when_it_is_over(
     rows.gather(everything)
     first, last = caplog.messages
     assert "failed: cannot be reached: " in first
-    assert last == f"the remote store at {server.url} answers again; it failed 3 times"
+    assert re.fullmatch(f"the remote store at {server.url} answers again; it failed for [0-9]+ s", last)
     stack.close()
 
 

@@ -179,6 +179,7 @@ def test_the_status_shows_both_versions_and_the_decision() -> None:
         "ended": 60.0,
         "began": 0.0,
         "lasted_s": 60.0,
+        "changes": [],
         "outcome": "rolled_back",
         "canary_version": "v2",
         "reason": "shifted",
@@ -190,6 +191,9 @@ def test_the_status_shows_both_versions_and_the_decision() -> None:
     assert shown[4] == "scores: PSI 0.213, beyond chance 0.120 to 0.300"
     assert shown[5] == "decision after 12 s: rollback: scores shifted"
     assert shown[6].startswith("earlier: rolled back at")
+    promoted = ended | {"outcome": "promoted", "changes": ["row updates left behind: 3 of path table@cpu"]}
+    shown = lines({"model": "m", "rollout": None, "ended": [promoted | {"decision": None}]})
+    assert shown[1:] == ["row updates left behind: 3 of path table@cpu"]
     figures["canary"] = arm | {"waited_ms": 12.0, "excused": 7}
     shown = lines({"model": "m", "rollout": None, "ended": [ended | {"decision": decision}]})
     assert "waited for a CPU core: 12.00 ms per answer" in shown[5]
