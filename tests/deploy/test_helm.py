@@ -178,6 +178,27 @@ def test_prometheus_takes_the_rules(program: Path, tmp_path: Path) -> None:
     subprocess.run([promtool, "check", "rules", tmp_path / "rules.yml"], check=True, capture_output=True)
 
 
+def test_a_pod_with_dead_lanes_has_no_demand(program: Path, tmp_path: Path) -> None:
+    if (promtool := shutil.which("promtool")) is None:
+        pytest.skip("no promtool on this machine (Debian: apt-get install prometheus)")
+    (tmp_path / "rules.yml").write_text(yaml.safe_dump(render(program, ALL)["PrometheusRule"]["spec"]))
+    rows = {"arrival": {"well": 50, "dead": 0, "asked": 50}, "capacity": {"well": 100, "dead": 0, "asked": 0}}
+    series = [
+        {"series": f'polyrec_{name}_rows_per_second{{pod="{pod}"}}', "values": str(value)}
+        for name, pods in rows.items()
+        for pod, value in pods.items()
+    ]
+    expected = {"labels": 'polyrec_demand_ratio{pod="well"}', "value": 0.5}
+    asked = {"expr": "polyrec_demand_ratio", "eval_time": "0", "exp_samples": [expected]}
+    test = {
+        "rule_files": ["rules.yml"],
+        "tests": [{"interval": "1m", "input_series": series, "promql_expr_test": [asked]}],
+    }
+    (tmp_path / "test.yml").write_text(yaml.safe_dump(test))
+    told = subprocess.run([promtool, "test", "rules", tmp_path / "test.yml"], capture_output=True, text=True)
+    assert told.returncode == 0, told.stdout + told.stderr
+
+
 @pytest.mark.parametrize(
     ("values", "reason"),
     [
