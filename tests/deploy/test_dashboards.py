@@ -29,7 +29,7 @@ from benchmarks.operations.prometheus import (
     prometheus,
 )
 from polyrec.planner.plan import Plan, save_plan
-from polyrec.server.metrics.metrics import Metrics
+from polyrec.server.metrics.metrics import SERVER_WIDE, Metrics
 from tests.forking import start
 
 DEPLOY = Path(__file__).parent.parent.parent / "deploy"
@@ -60,6 +60,11 @@ QUERIES = [
     for note in dashboard(file)["annotations"]["list"]
     if "expr" in note
 ]
+WHOLE_SERVER = [
+    query
+    for query in QUERIES
+    if re.search(rf"\b({'|'.join(SERVER_WIDE)}|process)(_|{{)", str(query.values[0]))
+]
 MAY_BE_EMPTY = {
     # more than one plan has to have been opened within the minute
     "A plan took over",
@@ -87,7 +92,10 @@ class Observed:
 
 @pytest.fixture(scope="module")
 def observed(bundle_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Observed]:
-    """A server with two paths, asked for some seconds while Prometheus scrapes it every second."""
+    """A server with two paths, asked for some seconds while Prometheus scrapes it every second.
+
+    Beside it one with two models, hotels and shop.
+    """
     if PROGRAM is None:
         pytest.skip(f"no Prometheus on this machine ({HOW})")
     plan = Plan.model_validate(
@@ -102,9 +110,10 @@ def observed(bundle_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
     save_plan(plan, file)
     with ExitStack() as stack:
         server = stack.enter_context(start({"plan": file, "drain_grace_s": 0}))
-        target = urlsplit(server.url).netloc
+        both = stack.enter_context(start({"plans": f"hotels={bundle_dir},shop={file}", "drain_grace_s": 0}))
+        targets = [urlsplit(each.url).netloc for each in (server, both)]
         told = None if ALERTMANAGER is None else stack.enter_context(alertmanager())
-        with prometheus([target], every="1s", alertmanagers=[told] if told else []) as prom:
+        with prometheus(targets, every="1s", alertmanagers=[told] if told else []) as prom:
             # rates need two scrapes: one before and one after something happened
             prom.until("polyrec_ready == 1 and on () (up == 1)")
             asyncio.run(_ask(server.url))
@@ -114,6 +123,7 @@ def observed(bundle_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
             prom.until(f"sum(polyrec_rows_total) >= {6 * ASKED} and on () {recorded}")
             prom.until("sum(rate(polyrec_rows_total[20s])) > 0")
             prom.until("polyrec:correct_predictions:rate1m > 0")
+            prom.until('count_over_time(polyrec_ready{model="shop"}[20s]) > 2')
             yield Observed(prom, time.time(), told)
 
 
@@ -133,9 +143,9 @@ async def _ask(url: str) -> None:
         await client.post("/v1/rank", content=b"{")
 
 
-def with_variables(expression: str) -> str:
-    """As Grafana sends it with everything selected and the interval of a scrape a second."""
-    asked = expression.replace("$__rate_interval", "20s").replace("$model", ".*").replace("$instance", ".*")
+def with_variables(expression: str, model: str = ".*") -> str:
+    """As Grafana sends it with everything or a model selected and the interval of a scrape a second."""
+    asked = expression.replace("$__rate_interval", "20s").replace("$model", model).replace("$instance", ".*")
     assert "$" not in asked
     return asked
 
@@ -151,6 +161,15 @@ def test_every_query_gives_data(observed: Observed, expression: str, request: py
     if not any(name in request.node.name for name in MAY_BE_EMPTY):
         assert numbers
         assert all(number == number for number in numbers), "NaN draws nothing"
+
+
+@pytest.mark.parametrize("expression", WHOLE_SERVER)
+def test_a_selected_model_keeps_what_its_server_has_as_a_whole(
+    observed: Observed, expression: str, request: pytest.FixtureRequest
+) -> None:
+    """These metrics have the label of the target, dlrm, which is none of the models of that server."""
+    if not any(name in request.node.name for name in MAY_BE_EMPTY):
+        assert observed.prom.query(with_variables(expression, "shop"), observed.at_s)
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda f: f.stem)
