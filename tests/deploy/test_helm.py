@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -64,9 +65,9 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built
 
 
-def run(program: Path, values: dict[str, Any]) -> subprocess.CompletedProcess[str]:
+def run(program: Path, values: dict[str, Any], namespace: str = "shop") -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [program, CHART, "rec", "shop"],
+        [program, CHART, "rec", namespace],
         input=yaml.safe_dump(values),
         capture_output=True,
         text=True,
@@ -75,9 +76,9 @@ def run(program: Path, values: dict[str, Any]) -> subprocess.CompletedProcess[st
     )
 
 
-def render(program: Path, values: dict[str, Any]) -> Manifests:
+def render(program: Path, values: dict[str, Any], namespace: str = "shop") -> Manifests:
     """Renders the chart with these values over its own."""
-    told = run(program, values)
+    told = run(program, values, namespace)
     assert told.returncode == 0, told.stderr
     sources = told.stdout.split("---\n")[1:]
     parsed = [yaml.safe_load(text) for text in sources if not text.startswith("# Source: NOTES.txt")]
@@ -156,14 +157,23 @@ def test_variables_are_the_admin_token_and_those_of_the_values(program: Path) ->
     assert names(VOLUME | {"serve": {"env": ALL["serve"]["env"]}}) == ["OTEL_EXPORTER_OTLP_ENDPOINT"]
 
 
-def test_installations_are_told_apart_by_their_model(program: Path) -> None:
-    monitored = {"serviceMonitor": {"enabled": True}}
-    labels = []
-    for values in (VOLUME | monitored, ALL):
-        (endpoint,) = render(program, values)["ServiceMonitor"]["spec"]["endpoints"]
-        assert endpoint["honorLabels"]
-        labels.append({each["targetLabel"]: each["replacement"] for each in endpoint["relabelings"]})
-    assert labels == [{"job": "polyrec", "model": "rec-polyrec"}, {"job": "polyrec", "model": "clicks"}]
+@pytest.mark.parametrize("namespace", ["shop", "test", "1"])
+@pytest.mark.parametrize("name", ["", "clicks", "123"])
+def test_installations_are_told_apart_by_their_model(program: Path, namespace: str, name: str) -> None:
+    values = VOLUME | {"serviceMonitor": {"enabled": True}, "serve": {"modelName": name}}
+    (endpoint,) = render(program, values, namespace)["ServiceMonitor"]["spec"]["endpoints"]
+    assert endpoint["honorLabels"]
+    labels = {each["targetLabel"]: each["replacement"] for each in endpoint["relabelings"]}
+    installed = f"{namespace}/{name or 'rec-polyrec'}"
+    assert labels == {"job": "polyrec", "model": installed}
+    # a server with several models names them itself
+    (renamed,) = endpoint["metricRelabelings"]
+    assert renamed["sourceLabels"] == ["model"]
+    assert renamed["targetLabel"] == "model"
+    scraped = {"hotels": f"{namespace}/hotels", installed: installed, "": ""}
+    for model, seen in scraped.items():
+        found = re.fullmatch(renamed["regex"], model)
+        assert (found.expand(renamed["replacement"].replace("$1", r"\1")) if found else model) == seen
 
 
 def test_prometheus_takes_the_rules(program: Path, tmp_path: Path) -> None:
