@@ -44,3 +44,12 @@ def test_the_service_names_the_runtime_and_a_format_that_it_has() -> None:
     assert model["runtime"] == runtime["metadata"]["name"]
     assert model["modelFormat"]["name"] in [f["name"] for f in runtime["spec"]["supportedModelFormats"]]
     assert model["protocolVersion"] in runtime["spec"]["protocolVersions"]
+
+
+def test_a_pod_is_killed_only_after_its_drain() -> None:
+    runtime = yaml.safe_load((FOLDER / "serving-runtime.yaml").read_text())
+    service = yaml.safe_load((FOLDER / "inference-service.yaml").read_text())
+    [container] = runtime["spec"]["containers"]
+    given = build_parser().parse_args(container["args"])
+    grace_s = service["spec"]["predictor"].get("terminationGracePeriodSeconds", 30)
+    assert grace_s > given.drain_grace_s + given.drain_timeout_s
