@@ -54,6 +54,13 @@ def test_every_alert_has_its_case_and_its_page(alert: dict[str, Any]) -> None:
     assert alert["labels"]["severity"] in ("page", "ticket")
 
 
+@pytest.mark.parametrize("alert", ALERTS, ids=lambda a: a["alert"])
+def test_every_alert_about_a_model_names_it(alert: dict[str, Any]) -> None:
+    # a process and its event loop are of all models of a server
+    if alert["alert"] not in ("PolyrecDown", "PolyrecLoopStalls"):
+        assert "{{ with $labels.model }}" in alert["annotations"]["summary"]
+
+
 def test_rules_count_what_the_server_counts_as_broken() -> None:
     for rule in RATIOS:
         broken, not_counted = re.findall(r'outcome!?=?~"([^"]+)"', rule["expr"])
