@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -14,6 +15,8 @@ import pytest
 import yaml
 
 from polyrec.cli.main import build_parser
+
+jsonschema = pytest.importorskip("jsonschema")
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "deploy" / "helm" / "polyrec"
@@ -207,6 +210,41 @@ def test_a_pod_with_dead_lanes_has_no_demand(program: Path, tmp_path: Path) -> N
     (tmp_path / "test.yml").write_text(yaml.safe_dump(test))
     told = subprocess.run([promtool, "test", "rules", tmp_path / "test.yml"], capture_output=True, text=True)
     assert told.returncode == 0, told.stdout + told.stderr
+
+
+def refused(values: dict[str, Any]) -> list[str]:
+    """The paths of values that the chart's schema refuses."""
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    jsonschema.Draft7Validator.check_schema(schema)
+    return [error.json_path for error in jsonschema.Draft7Validator(schema).iter_errors(values)]
+
+
+def test_the_schema_has_every_value() -> None:
+    defaults = yaml.safe_load((CHART / "values.yaml").read_text())
+    for values in (defaults, VOLUME, ALL, {"global": {"any": 1}}):
+        assert refused(values) == []
+    used = re.findall(r"\.Values((?:\.\w+)+)", "".join(f.read_text() for f in CHART.glob("templates/*")))
+    for path in used:
+        node: Any = defaults
+        for key in path.strip(".").split("."):
+            assert key in node, path
+            node = node[key]
+
+
+@pytest.mark.parametrize(
+    ("values", "where"),
+    [
+        ({"sharedMemory": "1Gi"}, "$"),
+        ({"serve": {"plann": "x"}}, "$.serve"),
+        ({"model": {"initContainer": {"imag": "tool:1"}}}, "$.model.initContainer"),
+        ({"adminToken": "mysecret"}, "$.adminToken"),
+        ({"serve": {"modelName": 123}}, "$.serve.modelName"),
+        ({"drain": {"graceSeconds": 0.5}}, "$.drain.graceSeconds"),
+    ],
+    ids=str,
+)
+def test_the_schema_refuses_what_the_chart_does_not_have(values: dict[str, Any], where: str) -> None:
+    assert refused(values) == [where]
 
 
 @pytest.mark.parametrize(
