@@ -38,7 +38,7 @@ TABLE_ROWS = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class RandomCase:
     """A simulated server and its traffic. slowdown: mean and amplitude of the core's slowness."""
 
     paths: tuple[PathSpec, ...]
@@ -56,7 +56,7 @@ def between(random: np.random.Generator, low: float, high: float) -> float:
     return float(math.exp(random.uniform(math.log(low), math.log(high))))
 
 
-def draw(number: int) -> Case:
+def draw(number: int) -> RandomCase:
     """Draws the case with this number."""
     random = np.random.default_rng([22, number])
     budget_s, rows = between(random, 0.002, 0.1), round(between(random, 4, 400))
@@ -98,7 +98,7 @@ def draw(number: int) -> Case:
         else (float(random.uniform(1, 1.5)), float(random.uniform(0, 0.3)))
     )
     length_s = min(max(QUERIES / rate, MIN_S), MAX_S)
-    return Case(
+    return RandomCase(
         tuple(reversed(paths)), lanes, budget_s, (rate, sizes, arrivals), length_s,
         _faults(random, length_s), costs, slowdown,
     )  # fmt: skip
@@ -117,7 +117,7 @@ def _faults(random: np.random.Generator, seconds: float) -> tuple[Fault, ...]:
     return (Fault("neighbor", -1, 1.0, seconds),) if which < 0.37 else ()
 
 
-def information(case: Case, number: int, policy: str) -> float:
+def information(case: RandomCase, number: int, policy: str) -> float:
     """Returns the information a second that a policy makes, after a warm-up."""
     rate, sizes, arrivals = case.traffic
     random = np.random.default_rng([1, number])
