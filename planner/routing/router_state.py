@@ -6,7 +6,7 @@ breakers. `refresh` derives capacity, prices and each lane's usable paths from t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from polyrec.planner.plan import Limits, Routing
@@ -42,6 +42,10 @@ BATCH_SHARE = 0.4
 """Maximum share of the usual budget that a merged batch may take, since it delays all later arrivals."""
 
 
+LanePaths = Callable[[LaneState], Iterable[int]]
+"""Returns some of a lane's paths, by index."""
+
+
 class BestPath(NamedTuple):
     """A path of the highest value on a usable lane."""
 
@@ -60,8 +64,8 @@ class RouterState:
     utilization: of the lanes, if everything were executed on the fastest paths.
     front_factor: total_rate over the lanes' own rate, for work that has already passed the front.
     service_times: service times of a query, as corrected now.
-    alone_times, best_alone_times: the same at the lanes' undisturbed speed, on the fastest paths and on
-        those of the highest value. Without a usable lane they keep their values.
+    alone_times, best_alone_times: the same at the lanes' undisturbed speed, on all paths and on those of the
+        highest value. Without a usable lane they keep their values.
     last_completion_s: latest predicted completion of a running batch.
     max_merge_rows: the largest `merge_rows` of a usable lane on its fastest path.
     min_latency_s: shortest time to an answer ever observed.
@@ -217,11 +221,11 @@ class RouterState:
         self.min_latency_s = min(observed_s, default=0.0) + self.front.answer_s + self.front.answer_row_s
         sole = self.usable[0] if len(self.usable) == 1 else None
         self.sole_inline_lane = sole if sole is not None and sole.inline else None
-        lane_paths = self._lane_paths()
+        lane_paths = self._lane_paths(_fastest_of)
         self.service_times = ServiceTimes(lane_paths)
         if lane_paths:  # otherwise keep the old ones, or no query would count as possible demand
-            self.alone_times = ServiceTimes(self._lane_paths(undisturbed=True))
-            self.best_alone_times = ServiceTimes(self._lane_paths(best_only=True, undisturbed=True))
+            self.alone_times = ServiceTimes(self._lane_paths(self._allowed_of, undisturbed=True))
+            self.best_alone_times = ServiceTimes(self._lane_paths(self._best_of, undisturbed=True))
         lanes_rate = sum(lane.rate for lane in self.usable)
         self.front_factor = self.total_rate / lanes_rate if lanes_rate else 1.0
         self.max_merge_rows = max((lane.merge_rows[lane.fastest] for lane in self.usable), default=1)
@@ -369,12 +373,11 @@ class RouterState:
 
     def best_service_time_s(self, rows: int) -> float:
         """Returns `service_time_s`, alone and on paths of the highest value; infinity if no lane has one."""
-        return service_time_s(self._lane_paths(best_only=True), rows)
+        return service_time_s(self._lane_paths(self._best_of), rows)
 
-    def _lane_paths(self, best_only: bool = False, undisturbed: bool = False) -> list[LanePath]:
-        """Returns each usable lane with its fastest path.
+    def _lane_paths(self, chosen: LanePaths, undisturbed: bool = False) -> list[LanePath]:
+        """Returns each usable lane with the chosen ones of its paths.
 
-        best_only: whether to take lanes' paths of the highest value instead.
         undisturbed: whether to use the lanes' undisturbed speed.
         """
         lanes = [0] * len(self.devices)
@@ -382,15 +385,27 @@ class RouterState:
             lanes[lane.device] += 1
         found = []
         for lane in self.usable:
-            p = lane.fastest
-            if best_only:
-                p = next((p for p in lane.paths if self.paths[p].value >= self.best_value), -1)
-            if p >= 0:
-                tail = self.paths[p].latency.tail
-                factors = lane.correction.undisturbed if undisturbed else lane.correction.tail
-                merge_rows, max_rows = lane.merge_rows[p], lane.max_rows[p]
-                found.append(LanePath(tail, factors, p, merge_rows, max_rows, lanes[lane.device]))
+            factors = lane.correction.undisturbed if undisturbed else lane.correction.tail
+            for p in chosen(lane):
+                tail, count = self.paths[p].latency.tail, lanes[lane.device]
+                found.append(LanePath(tail, factors, p, lane.merge_rows[p], lane.max_rows[p], count))
         return found
+
+    def _best_of(self, lane: LaneState) -> Iterable[int]:
+        """Returns a path of the highest value, if the lane has one."""
+        return [p for p in lane.paths if self.paths[p].value >= self.best_value][:1]
+
+    def _allowed_of(self, lane: LaneState) -> Iterable[int]:
+        """Returns all paths that the policy may use, also those not in use now.
+
+        If queries that only those can answer counted as impossible, the traffic that needs them would never
+        be observed.
+        """
+        return [p for p in lane.paths if p in self.allowed_paths and self.paths[p].value > 0]
+
+
+def _fastest_of(lane: LaneState) -> Iterable[int]:
+    return [lane.fastest] if lane.fastest >= 0 else []
 
 
 def _representation(path: str) -> str:
