@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+from collections.abc import Callable
 from typing import TypeVar
 
 T = TypeVar("T", int, float)
@@ -11,20 +12,20 @@ T = TypeVar("T", int, float)
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
-def _parsed(kind: type[T], text: str, what: str) -> T:
+def _number(kind: type[T], text: str, fits: Callable[[T], bool], what: str) -> T:
     """Parses a number. Raises ArgumentTypeError, as argparse's own message would name the function."""
     try:
-        return kind(text)
+        number: T | None = kind(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"'{text}' is not {what}") from None
+        number = None
+    if number is None or not fits(number):
+        raise argparse.ArgumentTypeError(f"{text} is not {what}")
+    return number
 
 
 def positive_float(text: str) -> float:
     """Parses a finite number above 0. Raises ArgumentTypeError."""
-    number = _parsed(float, text, "a positive number")
-    if not 0 < number < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
-    return number
+    return _number(float, text, lambda number: 0 < number < math.inf, "a positive number")
 
 
 def duration(text: str) -> float:
@@ -37,23 +38,14 @@ def duration(text: str) -> float:
 
 def non_negative_int(text: str) -> int:
     """Parses a whole number from 0 to 2^63 - 1, like a seed. Raises ArgumentTypeError."""
-    number = _parsed(int, text, "a whole number from 0 to 2^63 - 1")
-    if not 0 <= number < 2**63:
-        raise argparse.ArgumentTypeError(f"{text} is not a whole number from 0 to 2^63 - 1")
-    return number
+    return _number(int, text, lambda number: 0 <= number < 2**63, "a whole number from 0 to 2^63 - 1")
 
 
 def port(text: str) -> int:
     """Parses a port to listen on, 0 for a free one. Raises ArgumentTypeError."""
-    number = _parsed(int, text, "a port from 0 to 65535")
-    if not 0 <= number < 2**16:
-        raise argparse.ArgumentTypeError(f"{text} is not a port from 0 to 65535")
-    return number
+    return _number(int, text, lambda number: 0 <= number < 2**16, "a port from 0 to 65535")
 
 
 def positive_int(text: str) -> int:
     """Parses a whole number above 0. Raises ArgumentTypeError."""
-    number = _parsed(int, text, "a whole number above 0")
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a whole number above 0")
-    return number
+    return _number(int, text, lambda number: number >= 1, "a whole number above 0")

@@ -126,7 +126,7 @@ class Server:
             self._has_failed = False
 
     def fail(self, error: Exception) -> bool:
-        """Counts a failure and logs the first of a series; returns whether the server is down.
+        """Records a failure and logs the first of a series; returns whether the server is down.
 
         Fewer than MAX_LATE late replies in a row do not mark it as down, which would lose the rows of all
         requests until it is retried, many more than the late ones.

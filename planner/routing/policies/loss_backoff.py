@@ -36,7 +36,7 @@ class LossBackoff:
     """
 
     __slots__ = (
-        "_at_stake", "_has_loss", "_level", "_lost", "_lost_times", "_max_expected_share", "_offered",
+        "_at_stake", "_has_loss", "_level", "_lost_times", "_max_expected_share", "_offered",
         "expected_share", "fill_share", "rest_share", "usual_slack_s",
     )  # fmt: skip
 
@@ -44,14 +44,13 @@ class LossBackoff:
         self.usual_slack_s = 0.0
         self.fill_share = self.expected_share = self.rest_share = self._max_expected_share = MAX_FILL_SHARE
         self._has_loss = False
-        self._level = self._lost = self._at_stake = self._offered = 0.0
+        self._level = self._at_stake = self._offered = 0.0
         self._lost_times = LostTimes()
 
     @property
     def level(self) -> float:
-        if self._lost < self._level * self._at_stake:
-            return self._lost / self._at_stake
-        return self._level
+        lost = self._lost_times.total
+        return lost / self._at_stake if lost < self._level * self._at_stake else self._level
 
     def avoidable_share(self, saved_share: float) -> float:
         """Returns the recent losses that saving a share of all time would have avoided, of what arrived."""
@@ -73,7 +72,6 @@ class LossBackoff:
 
         late_share: share of its time that was too much.
         """
-        self._lost += information
         self._lost_times.record(late_share, information)
         if not self._has_loss:
             self._has_loss = True
@@ -89,7 +87,6 @@ class LossBackoff:
         if not self._has_loss:
             self._level *= KEPT_PER_TICK
         self._has_loss = False
-        self._lost *= KEPT_PER_TICK
         self._lost_times.decay(KEPT_PER_TICK)
         self._offered = KEPT_PER_TICK * self._offered + offered
         self._at_stake = KEPT_PER_TICK * self._at_stake + at_stake
@@ -98,7 +95,7 @@ class LossBackoff:
     def reset(self) -> None:
         """Forgets all losses, since those of one policy do not apply to the next."""
         self._has_loss = False
-        self._level = self._lost = self._at_stake = self._offered = 0.0
+        self._level = self._at_stake = self._offered = 0.0
         self._lost_times = LostTimes()
         self._update()
 

@@ -16,6 +16,11 @@ class LostTimes:
     def __init__(self) -> None:
         self._lost = [0.0] * len(EDGES)
 
+    @property
+    def total(self) -> float:
+        """All lost information."""
+        return sum(self._lost)
+
     def record(self, late_share: float, information: float) -> None:
         """Records a lost query. late_share: excess over budget plus excess, both in seconds; 0 to 1."""
         self._lost[min(bisect_left(EDGES, late_share), len(EDGES) - 1)] += information

@@ -21,12 +21,10 @@ from math import sinh
 
 from polyrec.planner.routing.lanes.path import PathState
 from polyrec.planner.routing.path_option import PathOption
-from polyrec.planner.routing.policies.loss_backoff import LossBackoff
+from polyrec.planner.routing.policies.loss_backoff import TAIL, LossBackoff
 
 GROWTH = 3.0
 """Estimate of 2 / (u (1 + c2))."""
-TAIL = 0.01
-"""Share of the queries assumed to be lost if none was: batches beyond their predicted 99th percentile."""
 MAX_EXPONENT = 50.0
 
 
@@ -69,6 +67,8 @@ def compare_speeds(
 
 def expected_losses(saved_share: float, budget_s: float, service_s: float) -> float:
     """Returns the share of the queries that a faster path is expected to save from being late.
+
+    Of those on the slower path, TAIL are assumed to be late.
 
     saved_share: share of the service time that it saves.
     service_s: seconds of a usual batch on the slower path.

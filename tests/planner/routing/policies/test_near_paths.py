@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polyrec.planner.routing.lanes.path import PathSpec
-from polyrec.planner.routing.policies.near_paths import TAIL, expected_losses
+from polyrec.planner.routing.policies.loss_backoff import TAIL
+from polyrec.planner.routing.policies.near_paths import expected_losses
 from polyrec.planner.routing.query import Reason
 from tests.planner.routing.servers import CPU, RouterDriver, cpu_lanes, line, router
 
