@@ -125,11 +125,7 @@ class TierStack:
                 )[1]
 
             lost = read(where, np.concatenate(changed) if changed else where.local[:0], below)
-            with self._counting:
-                self._counters.batches += 1
-                self._counters.replaced += sum(c.size for c in changed)
-                self._counters.fallbacks += lost.size
-                self._counters.lookup(where.segment)
+            self._count_batch(self._counters, where, sum(c.size for c in changed), lost.size)
             return lost.size
 
     def pool_placed_on_device(self, view: View, rows: I64, read: Callable[[], None]) -> None:

@@ -17,7 +17,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -182,11 +182,7 @@ class DiskTier:
     def ready(self, held: PinnedRows) -> None:
         """Waits for the reads of pinned rows. Raises OSError if one failed; `release` is still required."""
         for ticket in held.tickets:
-            try:
-                self._reader.wait(ticket)
-            except OSError:
-                self._lost(ticket)
-                raise
+            self._wait(ticket)
         if held.paged[0].size and self.row_cache.slots:
             with self._lock:
                 self._waiting.add(*held.paged)
@@ -214,8 +210,7 @@ class DiskTier:
 
         rows: int64 [n], addresses in this tier. The results are [m]; pages may repeat. A batch waits for
         pages that are not staged or are still being read. Cached rows are found without the lock, while
-        another batch may be evicting
-        some: an outdated answer costs only time.
+        another batch may be evicting some: an outdated answer costs only time.
         """
         away = np.flatnonzero(self.row_cache.find(rows) == NOWHERE)
         pages: I64 = rows[away] // self._slab.rows_a_page
@@ -230,10 +225,8 @@ class DiskTier:
     def wait(self, tickets: tuple[int, ...]) -> None:
         """Waits for reads started by `prefetch`. A failed read is dropped, so that a batch retries it."""
         for ticket in tickets:
-            try:
-                self._reader.wait(ticket)
-            except OSError:
-                self._lost(ticket)
+            with suppress(OSError):
+                self._wait(ticket)
 
     def prefetch(self, pages: I64) -> ReadAhead:
         """Starts reading missing pages, as far as there are free slots, without waiting.
@@ -305,18 +298,14 @@ class DiskTier:
         row_bytes = self._slab.row_format.bytes
         values = values[order]
         self._writer.write(page * size + place * row_bytes, values)
-        # Reads that began earlier may return old values; reads from here on return the new ones.
+        # reads that began earlier may return old values; reads from here on return the new ones
         with self._lock:
             slots = self.staged.find(page)
             here = slots != NOWHERE
             slots, place, paged = slots[here], place[here], values[here]
             self.staged.pins[slots] += 1
             tickets = np.unique(self._ticket_of_slot[slots])
-        for ticket in tickets[tickets > 0].tolist():
-            try:
-                self._reader.wait(ticket)
-            except OSError:
-                self._lost(ticket)
+        self.wait(tuple(tickets[tickets > 0].tolist()))
         self._paged[slots, place] = paged
         with self._lock:
             # after the pages: a row copied from a page meanwhile has the new value, or gets it here
@@ -378,14 +367,20 @@ class DiskTier:
                 self.staged.drop(slots)
             self._read_completed(ticket, slots)
 
-    def _lost(self, ticket: int) -> None:
-        """Drops the pages of a failed read, so that the next lookup reads them again."""
-        with self._lock:
-            for flying in list(self._flying):
-                if flying[0] == ticket:
-                    self._flying.remove(flying)
-                    self.staged.drop(flying[1])
-                    self._read_completed(*flying)
+    def _wait(self, ticket: int) -> None:
+        """Waits for a read. Raises OSError if it failed, after dropping its pages, so that the next lookup
+        reads them again.
+        """
+        try:
+            self._reader.wait(ticket)
+        except OSError:
+            with self._lock:
+                for flying in list(self._flying):
+                    if flying[0] == ticket:
+                        self._flying.remove(flying)
+                        self.staged.drop(flying[1])
+                        self._read_completed(*flying)
+            raise
 
     def _read_completed(self, ticket: int, slots: I64) -> None:
         self._ticket_of_slot[slots[self._ticket_of_slot[slots] == ticket]] = 0
