@@ -8,9 +8,9 @@ import numpy as np
 
 from benchmarks.tiers.traces import Trace
 from polyrec.models.schema.batch import I64
-from polyrec.models.tiers.disk.balance import Balance
 from polyrec.models.tiers.disk.row_cache import RowCache
 from polyrec.models.tiers.disk.row_index import NOWHERE
+from polyrec.models.tiers.prefix.balance import Balance
 from polyrec.models.tiers.tier_settings import CACHED
 
 BATCH = 1024

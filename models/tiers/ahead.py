@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from polyrec.models.schema.batch import I64
 from polyrec.models.tiers.disk.disk import NO_READS, ReadAhead
 from polyrec.models.tiers.figures import Counters
+from polyrec.models.tiers.gathers import Gathers
 from polyrec.models.tiers.layout import DISK, REMOTE
-from polyrec.models.tiers.releasing import Gathers
 from polyrec.models.tiers.remote.fetched import FetchedRows
 from polyrec.models.tiers.tier_set import TierSet
 from polyrec.models.tiers.view import View

@@ -24,7 +24,7 @@ from polyrec.models.tiers.disk.cache_division import CacheDivision, divide_cache
 from polyrec.models.tiers.disk.disk import DiskTier
 from polyrec.models.tiers.disk.page_file import sector_bytes, write_pages
 from polyrec.models.tiers.layout import DEVICE, DISK, HOST, REMOTE, TierLayout
-from polyrec.models.tiers.prefix import Prefix, hottest, share_with_cache
+from polyrec.models.tiers.prefix.prefix import Prefix, hottest, share_with_cache
 from polyrec.models.tiers.remote.login import login_of
 from polyrec.models.tiers.row_format import RowFormat
 from polyrec.models.tiers.slab import Bytes, ReadRows, Slab

@@ -26,9 +26,10 @@ from polyrec.models.schema.vocabulary import Value
 from polyrec.models.tiers.ahead import RowsAhead
 from polyrec.models.tiers.disk.disk import DiskTier
 from polyrec.models.tiers.figures import Counters, Figures
+from polyrec.models.tiers.gathers import Gathers
 from polyrec.models.tiers.layout import DEVICE, DISK, HOST, REMOTE, RowLocations
 from polyrec.models.tiers.near.gather import NearGather
-from polyrec.models.tiers.releasing import Gathers, PrefixReleaser
+from polyrec.models.tiers.prefix.releasing import PrefixReleaser
 from polyrec.models.tiers.shared.resolved import Resolved
 from polyrec.models.tiers.slab import Bytes
 from polyrec.models.tiers.tier_set import TierSet

@@ -10,7 +10,7 @@ from torch import Tensor
 from polyrec.models.schema.batch import I64
 from polyrec.models.tiers.disk.disk import DiskTier
 from polyrec.models.tiers.layout import RowLocations, TierLayout
-from polyrec.models.tiers.prefix import Prefix
+from polyrec.models.tiers.prefix.prefix import Prefix
 from polyrec.models.tiers.row_format import RowFormat
 from polyrec.models.tiers.slab import Slab
 

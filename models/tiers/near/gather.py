@@ -14,8 +14,9 @@ import numpy as np
 
 from polyrec.models.schema.batch import I64, Batch
 from polyrec.models.tiers.figures import Counters
+from polyrec.models.tiers.gathers import Gathers
 from polyrec.models.tiers.near.near_rows import NONE, NearRows
-from polyrec.models.tiers.releasing import Gathers, PrefixReleaser
+from polyrec.models.tiers.prefix.releasing import PrefixReleaser
 from polyrec.models.tiers.shared.resolved import Resolved
 from polyrec.models.tiers.slab import Bytes
 from polyrec.models.tiers.tier_set import TierSet

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from polyrec.models.embeddings.lookups import FusedRows
 from polyrec.models.schema.batch import I64, Batch
 from polyrec.models.tiers.layout import HOST, TierLayout
-from polyrec.models.tiers.prefix import Prefix
+from polyrec.models.tiers.prefix.prefix import Prefix
 
 NONE: I64 = np.empty(0, np.int64)
 

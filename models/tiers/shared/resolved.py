@@ -11,7 +11,7 @@ from polyrec.models.schema.batch import I64
 from polyrec.models.tiers.slab import Bytes
 
 if TYPE_CHECKING:
-    from polyrec.models.tiers.releasing import Gathers
+    from polyrec.models.tiers.gathers import Gathers
 
 
 @dataclass(frozen=True, slots=True)

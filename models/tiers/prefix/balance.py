@@ -6,8 +6,8 @@ the rows, the prefix's slots are worth more in the cache and are released to it,
 trigger this:
 
 - Hits per slot in the colder half of the prefix, compared with the hits that one more cache slot would have
-had
-  (rows that return soon after their eviction). Once per window, the colder half is released if it has fewer.
+  had (rows that return soon after their eviction). Once per window, the colder half is released if it has
+  fewer.
 - The share of lookups that the prefix answers. If it drops suddenly, the whole prefix is released.
 """
 

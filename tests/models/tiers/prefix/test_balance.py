@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from polyrec.models.tiers.disk.balance import BLOCK, WINDOW, Balance
+from polyrec.models.tiers.prefix.balance import BLOCK, WINDOW, Balance
 
 
 def noted(balance: Balance, lookups: int, share: float, colder: float, returned: float) -> int:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from polyrec.models.embeddings.lookups import FusedRows
 from polyrec.models.tiers.layout import DEVICE, HOST, RowLocations, TierLayout
 from polyrec.models.tiers.near.near_rows import NearRows
-from polyrec.models.tiers.prefix import Prefix, share_with_cache
+from polyrec.models.tiers.prefix.prefix import Prefix, share_with_cache
 from polyrec.models.tiers.tier_settings import TierSettings
 from tests.models.random_batches import random_batch, random_schema, random_table_rows
 

@@ -1,6 +1,6 @@
 """Tracks the static prefix: host rows whose tables continue on disk, and how far it still reaches.
 
-Its rows are located by arithmetic. When memory is worth more in the cache (disk/balance.py), the rows that
+Its rows are located by arithmetic. When memory is worth more in the cache (prefix/balance.py), the rows that
 were coldest in calibration are released: their slots join the cache, whose index then finds them.
 """
 

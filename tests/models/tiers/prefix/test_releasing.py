@@ -12,7 +12,6 @@ import torch
 from polyrec.models.embeddings.lookups import FusedRows
 from polyrec.models.schema.batch import I64
 from polyrec.models.tiers.near.near_rows import NearRows
-from polyrec.models.tiers.releasing import Gathers
 from polyrec.models.tiers.rows import TieredRows
 from polyrec.models.tiers.stack import TierStack
 from polyrec.models.tiers.updates.drift import Drift
@@ -179,19 +178,6 @@ def test_a_stale_calibration_makes_the_whole_memory_a_cache(stack: TierStack) ->
             assert stack.figures().levels["host"].hits - start > 20_000
     assert prefix.releasable == 0
     stack.close()
-
-
-def test_a_gather_that_began_before_is_waited_for() -> None:
-    gathers = Gathers()
-    with gathers.gathering():
-        number = gathers.begun
-        assert not gathers.ended(number)
-        with gathers.gathering():
-            assert not gathers.close(0.01)
-    assert gathers.ended(number)
-    assert gathers.close(0)
-    with pytest.raises(OSError, match="closed"), gathers.gathering():
-        pass
 
 
 def test_host_rows_stay_where_a_device_reads_them_by_their_addresses(tmp_path: Path) -> None:
