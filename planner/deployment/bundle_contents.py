@@ -9,7 +9,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from polyrec.models.bundle.encoding import encoder_of
-from polyrec.models.bundle.manifest import VOCABULARY, Manifest, read_manifest
+from polyrec.models.bundle.manifest import VOCABULARY, Manifest
 from polyrec.models.errors import BundleError, DataError
 from polyrec.models.schema.batch import F64, I64
 from polyrec.models.schema.encoder import Encoder
@@ -20,12 +20,11 @@ from polyrec.planner.deployment.residency import Tables
 from polyrec.planner.profile import Memory, ProfileError
 
 
-def read_tables(folder: Path, memory: Memory) -> Tables:
+def read_tables(folder: Path, manifest: Manifest, memory: Memory) -> Tables:
     """Reads the access counts of the rows that a path of the bundle stores, according to `memory`.
 
-    Raises BundleError if there is no such bundle, ProfileError if it is not the one that was profiled.
+    Raises BundleError if the counts cannot be read, ProfileError if it is not the bundle that was profiled.
     """
-    manifest = read_manifest(folder)
     try:
         with safe_open(folder / VOCABULARY, "np") as f:
             accesses = {t: f.get_tensor(f"{t}.counts").astype(np.int64) for t in manifest.schema_.tables}
@@ -39,15 +38,14 @@ def read_tables(folder: Path, memory: Memory) -> Tables:
         ) from None
 
 
-def require_shared_ids(bundles: Mapping[Path, str]) -> None:
+def require_shared_ids(bundles: Mapping[str, tuple[Path, Manifest]]) -> None:
     """Raises ProfileError if one plan cannot serve these bundles (models/schema/shared_ids.py).
 
-    bundles: the name of a path by folder. Reads vocabularies only if their files differ. Raises BundleError
-    if a bundle cannot be read.
+    bundles: folder and manifest of each, by the name of one of its paths. Reads vocabularies only if their
+    files differ. Raises BundleError if one cannot be read.
     """
     distinct: dict[str, tuple[str, Path, Manifest]] = {}
-    for folder, name in bundles.items():
-        manifest = read_manifest(folder)
+    for name, (folder, manifest) in bundles.items():
         key = f"{manifest.files[VOCABULARY].sha256} {manifest.schema_}"
         distinct.setdefault(key, (name, folder, manifest))
     if len(distinct) < 2:

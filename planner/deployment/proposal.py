@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from polyrec.models.amounts import ms, size
+from polyrec.models.bundle.manifest import Manifest, read_manifest
 from polyrec.models.errors import BundleError
 from polyrec.planner.deployment.bundle_contents import read_tables, require_shared_ids
 from polyrec.planner.deployment.forecast import forecast
@@ -44,23 +45,25 @@ def tables_of(paths: Sequence[PathProfile]) -> tuple[Tables | None, ...]:
     None where a derived profile names a bundle that does not exist. Raises BundleError if the bundle of a
     measured path is missing, ProfileError if one plan cannot serve all bundles.
     """
-    read: dict[tuple[Path, tuple[tuple[str, int], ...]], Tables] = {}
+    manifests: dict[Path, Manifest] = {}
+    tables: dict[tuple[Path, tuple[tuple[str, int], ...]], Tables] = {}
     found: list[Tables | None] = []
+    first_path: dict[Path, str] = {}
     for p in paths:
-        key = (p.path.bundle, tuple(p.memory.tables.items()))
+        folder = p.path.bundle
+        key = (folder, tuple(p.memory.tables.items()))
         try:
-            if key not in read:
-                read[key] = read_tables(p.path.bundle, p.memory)
-            found.append(read[key])
+            if folder not in manifests:
+                manifests[folder] = read_manifest(folder)
+            if key not in tables:
+                tables[key] = read_tables(folder, manifests[folder], p.memory)
+            found.append(tables[key])
+            first_path.setdefault(folder, p.path.name)
         except BundleError as e:
             if p.origin == "measured":
                 raise BundleError(f"path '{p.path.name}' of the profile: {e}") from None
             found.append(None)
-    bundles: dict[Path, str] = {}
-    for p, tables in zip(paths, found, strict=True):
-        if tables is not None:
-            bundles.setdefault(p.path.bundle, p.path.name)
-    require_shared_ids(bundles)
+    require_shared_ids({name: (folder, manifests[folder]) for folder, name in first_path.items()})
     return tuple(found)
 
 

@@ -16,7 +16,8 @@ from polyrec.planner.profile import Memory, ProfileError
 
 def test_a_bundles_tables_are_read_with_its_access_counts(bundle: Bundle) -> None:
     stage_rows = {t: v.rows for t, v in bundle.encoder.vocabularies.items()}
-    found = read_tables(bundle.path, Memory(tables={t: 32 * n for t, n in stage_rows.items()}, fixed=0))
+    memory = Memory(tables={t: 32 * n for t, n in stage_rows.items()}, fixed=0)
+    found = read_tables(bundle.path, bundle.manifest, memory)
     assert dict(zip(found.names, (t.size for t in found.accesses_by_rank), strict=True)) == stage_rows
     assert set(found.row_bytes) == {32.0}
     candidate = bundle.manifest.schema_.candidate.singles
@@ -30,12 +31,12 @@ def test_a_bundles_tables_are_read_with_its_access_counts(bundle: Bundle) -> Non
 
 def test_a_profile_of_another_bundle_raises(bundle: Bundle) -> None:
     with pytest.raises(ProfileError, match="not the one that was profiled: it stores no rows of table 'x'"):
-        read_tables(bundle.path, Memory(tables={"x": 10}, fixed=0))
+        read_tables(bundle.path, bundle.manifest, Memory(tables={"x": 10}, fixed=0))
 
 
-def test_a_missing_bundle_raises(tmp_path: Path) -> None:
-    with pytest.raises(BundleError, match="no bundle at"):
-        read_tables(tmp_path, Memory(tables={}, fixed=0))
+def test_a_bundle_without_counts_raises(bundle: Bundle, tmp_path: Path) -> None:
+    with pytest.raises(BundleError, match="cannot be read"):
+        read_tables(tmp_path, bundle.manifest, Memory(tables={}, fixed=0))
 
 
 def test_a_sample_predicts_accesses_of_rows_that_it_missed() -> None:

@@ -164,7 +164,8 @@ def test_lists_are_planned_with_the_lengths_of_the_log(folder: Path) -> None:
     assert main([*asked, "--out", str(folder / "lists_calibrated")]) == 0
     bundle = load_bundle(folder / "lists_calibrated")
     rows = {t: 64 * v.rows for t, v in bundle.encoder.vocabularies.items()}
-    assert read_tables(bundle.path, Memory(tables=rows, fixed=1)).lookups == pytest.approx(2.5)
+    memory = Memory(tables=rows, fixed=1)
+    assert read_tables(bundle.path, bundle.manifest, memory).lookups == pytest.approx(2.5)
     counted = bundle.manifest.counted_rows
     lengths = bag_lengths(bundle.manifest.schema_, bundle.encoder.vocabularies, counted)
     assert lengths == {"c0": 2.0, "c1": 0.5, "c2": 0.0}
