@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 
-from polyrec.client.call import verifies
+from polyrec.client.connection import verifies
 from polyrec.models.errors import PolyrecError
 from polyrec.models.text import printable
 

@@ -17,8 +17,8 @@ from polyrec.client.answers import (
     read_ranking,
 )
 from polyrec.client.bodies import FEEDBACK, PREDICT, RANK, feedback_body, predict_body, rank_body
-from polyrec.client.call import Call
-from polyrec.client.client import BROKEN, http_settings, options_of
+from polyrec.client.call import Call, options_of
+from polyrec.client.connection import BROKEN, http_settings
 from polyrec.client.errors import InvalidRequest
 from polyrec.client.rows import Rows
 

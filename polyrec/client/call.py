@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import orjson
@@ -62,12 +62,14 @@ class Options:
             raise InvalidRequest(f"retries is {self.retries}; it is 0 or more")
 
 
-def verifies(url: str) -> bool:
-    """Returns httpx's `verify` for a server: true unless it is http://.
-
-    A client that verifies reads the trusted certificates when it is made, which takes 50 ms or more.
-    """
-    return not url.startswith("http://")
+def options_of(given: Mapping[str, Any], base: Options | None = None) -> Options:
+    """Returns `base` with the given options replaced. Raises InvalidRequest for an unknown option."""
+    try:
+        return replace(base or Options(), **given)
+    except TypeError:
+        known = Options.__slots__
+        (odd, *_) = [name for name in given if name not in known]
+        raise InvalidRequest(f"unknown option '{odd}'; known: {', '.join(known)}") from None
 
 
 class Call:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from typing import Any, TypeVar
 
 import httpx
@@ -17,14 +16,13 @@ from polyrec.client.answers import (
     read_ranking,
 )
 from polyrec.client.bodies import FEEDBACK, PREDICT, RANK, feedback_body, predict_body, rank_body
-from polyrec.client.call import Call, Options, verifies
+from polyrec.client.call import Call, options_of
+from polyrec.client.connection import BROKEN, http_settings
 from polyrec.client.deadline import DeadlineTransport
 from polyrec.client.errors import InvalidRequest
 from polyrec.client.rows import Rows
 
 A = TypeVar("A")
-BROKEN = (httpx.NetworkError, httpx.RemoteProtocolError, httpx.DecodingError)
-"""Failures after which no answer can come."""
 
 
 class Client:
@@ -123,26 +121,3 @@ class Client:
                     return call.read(read, found, answer.headers)
                 wait_s = found
             time.sleep(wait_s)
-
-
-def options_of(given: Mapping[str, Any], base: Options | None = None) -> Options:
-    """Returns `base` with the given options replaced. Raises InvalidRequest for an unknown option."""
-    try:
-        return replace(base or Options(), **given)
-    except TypeError:
-        known = Options.__slots__
-        (odd, *_) = [name for name in given if name not in known]
-        raise InvalidRequest(f"unknown option '{odd}'; known: {', '.join(known)}") from None
-
-
-def http_settings(url: str, token: str | None) -> dict[str, Any]:
-    """Returns the settings of an HTTP client for a server. Raises InvalidRequest unless it is a URL."""
-    if not url.startswith(("http://", "https://")):
-        raise InvalidRequest(f"url is '{url}'; it begins with http:// or https://")
-    headers = {"Content-Type": "application/json"}
-    if token is not None:
-        headers["Authorization"] = f"Bearer {token}"
-    # calls limit their own time; allow as many connections as the caller has threads or tasks
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
-    settings = {"base_url": url, "headers": headers, "limits": limits}
-    return settings | {"trust_env": False, "verify": verifies(url)}

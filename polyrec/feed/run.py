@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from polyrec.client.admin import TOKEN
-from polyrec.client.call import verifies
+from polyrec.client.connection import verifies
 from polyrec.feed.feed import Feed
 from polyrec.feed.source import FeedFailed, Source, SourceAway
 from polyrec.models.text import public
