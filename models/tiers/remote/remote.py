@@ -16,7 +16,7 @@ the answer is marked as degraded.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from socket import socket
 from ssl import SSLWantReadError
@@ -185,21 +185,16 @@ class RemoteTier:
             return None
         keys, routes = self._keys(tables, ids), self._cluster.routes
         taken: list[tuple[ServerRows, Connection]] = []
-        for part in routes.parts(keys):
-            if not part.server.up or not part.rows:
-                continue
+        for part in _askable(routes.parts(keys)):
             connection = part.server.take_open()
             if connection is None:
                 for other, given in taken:
                     other.server.put_back(given)
                 return None
             taken.append((part, connection))
-        requests = []
-        for part, connection in taken:
-            try:
-                requests.append(self._request(part, connection, keys, as_mget=routes.of_slot is None))
-            except (OSError, RedisError) as e:
-                self._cluster.fail(part.server, e)
+        as_mget = routes.of_slot is None
+        sent = [self._request(part, keys, as_mget, connection=connection) for part, connection in taken]
+        requests = [request for request in sent if request is not None]
         return PendingBatch(tables, keys, requests, store_clock() + self.timeout_s)
 
     def receive(self, batch: PendingBatch) -> tuple[Bytes, NDArray[np.bool_]]:
@@ -239,24 +234,30 @@ class RemoteTier:
         self, parts: Sequence[ServerRows], keys: Sequence[bytes], until_s: float, as_mget: bool = False
     ) -> list[ServerRequest]:
         """Sends requests for rows, skipping servers that are down. as_mget: uses one MGET per server."""
-        requests = []
-        for part in parts:
-            if not part.server.up or not part.rows:
-                continue
-            try:
-                connection = part.server.take(max(until_s - store_clock(), MIN_S))
-                requests.append(self._request(part, connection, keys, as_mget))
-            except (OSError, RedisError) as e:
-                self._cluster.fail(part.server, e)
-        return requests
+        sent = (self._request(part, keys, as_mget, until_s) for part in _askable(parts))
+        return [request for request in sent if request is not None]
 
     def _request(
-        self, part: ServerRows, connection: Connection, keys: Sequence[bytes], as_mget: bool
-    ) -> ServerRequest:
-        """Sends the request for one server's rows. Raises OSError or RedisError."""
-        names = [keys[i] for i in part.rows]
-        commands = [(b"MGET", *names)] if as_mget else [(b"GET", name) for name in names]
-        return _send(part, connection, commands, self.fallback.shape[1])
+        self,
+        part: ServerRows,
+        keys: Sequence[bytes],
+        as_mget: bool,
+        until_s: float = 0.0,
+        connection: Connection | None = None,
+    ) -> ServerRequest | None:
+        """Sends the request for one server's rows; returns None if that fails, which counts as its failure.
+
+        connection: an open one; None: one of the server's, opened until `until_s` if none is idle.
+        """
+        try:
+            if connection is None:
+                connection = part.server.take(max(until_s - store_clock(), MIN_S))
+            names = [keys[i] for i in part.rows]
+            commands = [(b"MGET", *names)] if as_mget else [(b"GET", name) for name in names]
+            return _send(part, connection, commands, self.fallback.shape[1])
+        except (OSError, RedisError) as e:
+            self._cluster.fail(part.server, e)
+            return None
 
     def _collect(
         self, requests: Sequence[ServerRequest], until_s: float, rows: Bytes, found: NDArray[np.bool_]
@@ -268,7 +269,7 @@ class RemoteTier:
             part = request.part
             replies, error = _replies(request, until_s)
             if error is None:
-                part.server.give_back(request.connection)
+                part.server.answered(request.connection)
             else:
                 self._cluster.fail(part.server, error)
             values = {
@@ -349,6 +350,11 @@ class RemoteTier:
         except (OSError, RedisError) as e:
             self._cluster.fail(server, e)
             raise OSError(f"the store at {server.place} failed: {server.reason(e)}") from None
+
+
+def _askable(parts: Sequence[ServerRows]) -> Iterator[ServerRows]:
+    """Yields the parts with rows, of servers that are up by then."""
+    return (part for part in parts if part.server.up and part.rows)
 
 
 def _send(

@@ -113,11 +113,11 @@ class Server:
         return None
 
     def put_back(self, connection: Connection) -> None:
-        """Returns a connection that was not used to the pool."""
+        """Returns a connection to the pool, unused or after complete replies."""
         self._idle.append(connection)
 
-    def give_back(self, connection: Connection) -> None:
-        """Returns a connection to the pool after complete replies."""
+    def answered(self, connection: Connection) -> None:
+        """Puts back a connection after complete replies, which end a series of late ones or of failures."""
         self.put_back(connection)
         self._late = 0
         if self._has_failed and time.monotonic() - self._failed_s >= CALM_S:
