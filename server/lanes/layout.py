@@ -51,33 +51,39 @@ class Layout:
 
         Raises ValueError if the sizes do not add up to the offset of the answer.
         """
-        _, answer_at, path, rows, contexts, is_shared, plain, *columns = HEAD.unpack(head)
-        singles, own_singles, values, own_values, offsets, own_offsets, dense, own_dense, *tiers = columns
-        addresses, others, row_bytes = tiers
+        _, answer_at, path, rows, contexts, is_shared, plain, *sizes = HEAD.unpack(head)
+        *columns, addresses, value_rows, row_bytes = sizes
+        context_singles, singles, context_values, values, context_offsets, offsets, context_dense, dense = (
+            columns
+        )
         int_sizes = [
-            contexts * singles, rows * own_singles, values, own_values, offsets, own_offsets,
-            rows if is_shared else 0, max(addresses, 0), others,
+            contexts * context_singles, rows * singles, context_values, values, context_offsets, offsets,
+            rows if is_shared else 0, max(addresses, 0), value_rows,
         ]  # fmt: skip
-        float_sizes = [contexts * dense, rows * own_dense]
+        float_sizes = [contexts * context_dense, rows * dense]
         first_float = 2 * sum(int_sizes)  # an int64 is as long as two float32
         end = first_float + sum(float_sizes)
-        value_bytes = others * row_bytes
+        value_bytes = value_rows * row_bytes
         if end + (value_bytes + 3) // 4 != answer_at:
             raise ValueError(
                 f"the batch's arrays end at {end} and {value_bytes} bytes, its answer begins at {answer_at}"
             )
-        ranks, own_ranks, bags, own_bags, bounds, own_bounds, context_row, address, at = _split(
-            ints, int_sizes
+        int_arrays = _split(ints, int_sizes)
+        context_ranks, ranks, context_bags, bags, context_bounds, bounds, context_row, address, at = (
+            int_arrays
         )
-        numbers, own_numbers = _split(floats[first_float:end], float_sizes)
-        context = Block(numbers.reshape(contexts, dense), ranks.reshape(contexts, singles), bags, bounds)
-        candidate = Block(
-            own_numbers.reshape(rows, own_dense), own_ranks.reshape(rows, own_singles), own_bags, own_bounds
+        context_numbers, numbers = _split(floats[first_float:end], float_sizes)
+        context = Block(
+            context_numbers.reshape(contexts, context_dense),
+            context_ranks.reshape(contexts, context_singles),
+            context_bags,
+            context_bounds,
         )
+        candidate = Block(numbers.reshape(rows, dense), ranks.reshape(rows, singles), bags, bounds)
         batch = Batch(context, candidate, context_row if is_shared else None, plain)
         resolved = None
         if addresses >= 0:
-            found_values = floats[end:answer_at].view(np.uint8)[:value_bytes].reshape(others, row_bytes)
+            found_values = floats[end:answer_at].view(np.uint8)[:value_bytes].reshape(value_rows, row_bytes)
             resolved = ResolvedRows(address, at, found_values)
         return cls(path, batch, floats[answer_at : answer_at + rows], resolved)
 

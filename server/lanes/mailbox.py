@@ -107,22 +107,23 @@ class Mailbox:
         path: index of the path.
         resolved: the batch's rows resolved in the tiers, None if they are not in tiers.
         """
-        context, candidate, row = batch.context, batch.candidate, batch.context_row
-        ranks, values, offsets, dense = context.ranks, context.bag_values, context.bag_offsets, context.dense
-        own_ranks, own_values, own_offsets = candidate.ranks, candidate.bag_values, candidate.bag_offsets
-        own_dense = candidate.dense
-        is_shared = row is not None
-        if row is None:
-            row = _NO_ROWS
-        arrays: list[Any]
-        arrays = [ranks, own_ranks, values, own_values, offsets, own_offsets, row, dense, own_dense]
+        context, candidate, context_row = batch.context, batch.candidate, batch.context_row
+        context_ranks, context_dense = context.ranks, context.dense
+        context_values, context_offsets = context.bag_values, context.bag_offsets
+        ranks, dense = candidate.ranks, candidate.dense
+        values, offsets = candidate.bag_values, candidate.bag_offsets
+        is_shared = context_row is not None
+        if context_row is None:
+            context_row = _NO_ROWS
+        ints = [context_ranks, ranks, context_values, values, context_offsets, offsets, context_row]
+        arrays: list[Any] = [*ints, context_dense, dense]
         if not (
-            ranks.dtype is own_ranks.dtype is values.dtype is own_values.dtype is _INT
-            and offsets.dtype is own_offsets.dtype is row.dtype is _INT
-            and dense.dtype is own_dense.dtype is _FLOAT
+            context_ranks.dtype is ranks.dtype is context_values.dtype is values.dtype is _INT
+            and context_offsets.dtype is offsets.dtype is context_row.dtype is _INT
+            and context_dense.dtype is dense.dtype is _FLOAT
         ):
             arrays = [a.astype(t, casting="same_kind") for a, t in zip(arrays, _TYPES, strict=True)]
-        rows = own_dense.shape[0]
+        rows = dense.shape[0]
         tiers = NO_TIERS
         if resolved is not None:
             tiers = (resolved.addresses.size, *resolved.values.shape)
@@ -136,17 +137,17 @@ class Mailbox:
             at,
             path,
             rows,
-            dense.shape[0],
+            context_dense.shape[0],
             is_shared,
             batch.plain_rows,
+            context_ranks.shape[1],
             ranks.shape[1],
-            own_ranks.shape[1],
+            context_values.size,
             values.size,
-            own_values.size,
+            context_offsets.size,
             offsets.size,
-            own_offsets.size,
+            context_dense.shape[1],
             dense.shape[1],
-            own_dense.shape[1],
             *tiers,
         )
         self._expected = slice(at, at + rows)
