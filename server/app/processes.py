@@ -122,7 +122,6 @@ class _Supervisor:
         """Runs one process and restarts it whenever it dies; returns its exit status after a stop signal."""
         delay_s = FIRST_DELAY_S
         while True:
-            watching: list[asyncio.Task[None]] = []
             try:
                 process, lifeline = await self._start(i)
             except (OSError, RuntimeError) as e:  # out of descriptors, processes or threads
@@ -130,29 +129,36 @@ class _Supervisor:
                     raise ProcessFailed(f"a server process cannot be started: {e}") from None
                 log.error("a server process cannot be started, and is tried again: %s", e)
             else:
-                try:
-                    if self._stopping:  # the signal came while this process started
-                        process.terminate()
-                    assert process.stdout is not None
-                    while line := await process.stdout.readline():
-                        self._note_ready(i, orjson.loads(line))
-                        watching.append(start_task(self._watch(i, process), "watching a server process"))
-                        delay_s = FIRST_DELAY_S
-                    status = await process.wait()
-                    del self._processes[i]
-                finally:
-                    os.close(lifeline)
-                    for task in watching:
-                        task.cancel()
+                status, was_ready = await self._follow(i, process, lifeline)
                 if self._stopping:
                     return max(status, 0)
                 if not self._announced:
                     raise ProcessFailed(f"a server process {exit_description(status)} before it was ready")
+                if was_ready:
+                    delay_s = FIRST_DELAY_S
                 log.error("server process %d %s; another one starts", process.pid, exit_description(status))
             await asyncio.sleep(delay_s)
             delay_s = min(2 * delay_s, MAX_DELAY_S)
             if self._stopping:
                 return 0
+
+    async def _follow(self, i: int, process: asyncio.subprocess.Process, lifeline: int) -> tuple[int, bool]:
+        """Follows a process to its end; returns (its exit status, whether it was ready)."""
+        watching: list[asyncio.Task[None]] = []
+        try:
+            if self._stopping:  # the signal came while this process started
+                process.terminate()
+            assert process.stdout is not None
+            while line := await process.stdout.readline():
+                self._note_ready(i, orjson.loads(line))
+                watching.append(start_task(self._watch(i, process), "watching a server process"))
+            status = await process.wait()
+            del self._processes[i]
+        finally:
+            os.close(lifeline)
+            for task in watching:
+                task.cancel()
+        return status, bool(watching)
 
     async def _start(self, i: int) -> tuple[asyncio.subprocess.Process, int]:
         """Starts a process; returns it and the pipe that ends it when closed.
