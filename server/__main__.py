@@ -24,7 +24,7 @@ def main(inherited: Sequence[int] = ()) -> int:
         with slow_imports():
             from polyrec.models.errors import PolyrecError
             from polyrec.server.app.listening import Ready
-            from polyrec.server.app.settings import load_settings
+            from polyrec.server.app.settings.environment import load_settings
 
         def announce(ready: Ready) -> None:
             print(ready.line(), flush=True)

@@ -30,7 +30,8 @@ from polyrec.models.errors import PolyrecError
 from polyrec.server.app.background import start_task
 from polyrec.server.app.listening import Ready, address_of, listen, reserve, url_of
 from polyrec.server.app.logs import log_to_stderr
-from polyrec.server.app.settings import PREFIX, Settings
+from polyrec.server.app.settings.environment import PREFIX, variables_of
+from polyrec.server.app.settings.settings import Settings
 from polyrec.server.app.signals import ignores_sighup
 from polyrec.server.child import exit_description
 from polyrec.server.clock import clock
@@ -263,4 +264,4 @@ def _environment(settings: Settings, grpc: socket.socket | None) -> dict[str, st
     own = {"PYTHONPATH": os.pathsep.join(search), f"{PREFIX}PROCESSES": "1"}
     if grpc is not None:
         own[f"{PREFIX}GRPC_PORT"] = str(grpc.getsockname()[1])
-    return kept | settings.variables() | own
+    return kept | variables_of(settings) | own

@@ -50,7 +50,7 @@ from polyrec.server.app.listening import (
 )
 from polyrec.server.app.logs import log_to_stderr
 from polyrec.server.app.serving import Serving
-from polyrec.server.app.settings import Settings
+from polyrec.server.app.settings.settings import Settings
 from polyrec.server.app.signals import ignores_sighup
 from polyrec.server.app.tls import check_tls, reload_tls, server_context
 from polyrec.server.clock import clock

@@ -7,7 +7,7 @@ import os
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from polyrec.server.app.settings import Settings, SettingsError
+from polyrec.server.app.settings.settings import Settings, SettingsError
 from polyrec.server.app.tls import CertifiedKey
 from polyrec.server.http.connection.access_log import AccessLog
 

@@ -21,7 +21,7 @@ from polyrec.models.fetching.url import ModelUrl
 from polyrec.models.files import MAX_SERVED_BYTES
 from polyrec.models.runtimes import best_runtime
 from polyrec.planner.plan import Plan, PlanError, PlannedLane, load_plan, parse_plan, single_path_plan
-from polyrec.server.app.settings import Settings, SettingsError
+from polyrec.server.app.settings.settings import Settings, SettingsError
 
 LoadedPlan = tuple[Plan, Mapping[Path, Bundle]]
 """A plan, and those of its bundles that are already loaded."""

@@ -25,7 +25,7 @@ from polyrec.models.errors import PolyrecError
 from polyrec.models.files import validate_as
 from polyrec.models.text_table import aligned
 from polyrec.planner.plan import load_plan
-from polyrec.server.app.settings import load_settings
+from polyrec.server.app.settings.environment import load_settings
 
 WAITING_S = 10.0
 """Interval of saying what a call waits for."""

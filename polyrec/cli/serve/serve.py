@@ -269,7 +269,7 @@ def run(args: argparse.Namespace) -> int:
     # before torch is imported: lanes provide the parallelism, and idle threads would spin
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     with exit_on_sigterm():
-        from polyrec.server.app.settings import load_settings
+        from polyrec.server.app.settings.environment import load_settings
 
         flags = {k: v for k, v in vars(args).items() if k not in ("verb", "run", "json", "version")}
         settings = load_settings(_several(flags), os.environ)

@@ -1,7 +1,7 @@
 """Recognizes the environment variables that Kubernetes sets for a Service whose name begins with `polyrec`.
 
-server/app/settings.py ignores them. The kubelet sets them for every Service of a namespace in each pod that
-starts later; for a Service `polyrec` with port 8000 named `http`:
+server/app/settings/environment.py ignores them. The kubelet sets them for every Service of a namespace in
+each pod that starts later; for a Service `polyrec` with port 8000 named `http`:
 
     POLYREC_SERVICE_HOST=10.0.0.11            POLYREC_PORT=tcp://10.0.0.11:8000
     POLYREC_SERVICE_PORT=8000                 POLYREC_PORT_8000_TCP=tcp://10.0.0.11:8000

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from polyrec.server.app.settings import load_settings
+from polyrec.server.app.settings.environment import load_settings
 from polyrec.server.child import ServerProcess, announced, environ_of
 from polyrec.server.http.connection.limits import RESERVED_DESCRIPTORS, SURPLUS_DESCRIPTORS, max_connections
 

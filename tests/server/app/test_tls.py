@@ -15,7 +15,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from polyrec.server.app.settings import SettingsError, load_settings
+from polyrec.server.app.settings.environment import load_settings
+from polyrec.server.app.settings.settings import SettingsError
 from polyrec.server.app.tls import TlsError, check_tls, reload_tls
 from polyrec.server.child import StartFailed
 from polyrec.server.http.connection.handshake import HANDSHAKE_S

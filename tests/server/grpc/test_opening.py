@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from polyrec.server.app.settings import Settings, SettingsError
+from polyrec.server.app.settings.settings import Settings, SettingsError
 from polyrec.server.grpc import opening
 
 

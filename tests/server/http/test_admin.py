@@ -19,7 +19,7 @@ from polyrec.planner.plan import Plan, PlannedPath, load_plan, save_plan, single
 from polyrec.server.access.access import Access
 from polyrec.server.access.rates import GUESS_BURST
 from polyrec.server.app.engine import Engine
-from polyrec.server.app.settings import Settings
+from polyrec.server.app.settings.settings import Settings
 from polyrec.server.http.admin import Admin
 from polyrec.server.http.app import create_app
 from polyrec.server.source.model_source import ModelSource

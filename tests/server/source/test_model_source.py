@@ -16,7 +16,8 @@ from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.errors import BundleError, PolyrecError
 from polyrec.planner.plan import Plan, PlanError, save_plan, single_path_plan
 from polyrec.server.app.engine import Engine
-from polyrec.server.app.settings import Settings, SettingsError
+from polyrec.server.app.settings.environment import variables_of
+from polyrec.server.app.settings.settings import Settings, SettingsError
 from polyrec.server.source.model_source import ModelSource
 from tests.forking import start
 from tests.models.fetching.web import serving
@@ -239,7 +240,7 @@ def test_settings_refuse_invalid_urls(given: dict[str, object], message: str) ->
 def test_settings_with_urls_survive_as_variables() -> None:
     given = {"bundle": "s3://b/x/", "model_urls": "s3://b,https://h/models/", "model_cache_bytes": 9}
     settings = Settings.model_validate(given)
-    variables = {k.removeprefix("POLYREC_").lower(): v for k, v in settings.variables().items()}
+    variables = {k.removeprefix("POLYREC_").lower(): v for k, v in variables_of(settings).items()}
     assert variables["model_urls"] == "s3://b,https://h/models"
     assert Settings.model_validate(variables) == settings
 

@@ -16,7 +16,8 @@ from polyrec.models.bundle.bundle import Bundle, write_bundle
 from polyrec.models.bundle.derive import quantize_bundle
 from polyrec.models.tiers.disk.page_file import write_pages
 from polyrec.planner.plan import Plan, save_plan
-from polyrec.server.app.settings import SettingsError, load_settings
+from polyrec.server.app.settings.environment import load_settings
+from polyrec.server.app.settings.settings import SettingsError
 from polyrec.server.child import StartFailed, start
 from tests.server.conftest import Client, Request
 from tests.server.placing import ALLOWED, TOKEN, placed_plan

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from polyrec.server.app.kubernetes import is_service_variable
-from polyrec.server.app.settings import SettingsError, load_settings
+from polyrec.server.app.settings.environment import load_settings
+from polyrec.server.app.settings.kubernetes import is_service_variable
+from polyrec.server.app.settings.settings import SettingsError
 
 ADDRESS, PORT = "10.96.0.11", "8000"
 SERVICE = {

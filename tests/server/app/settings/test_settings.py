@@ -8,7 +8,8 @@ from polyrec.models.tiers.tier_settings import RemoteStore, TierCuts
 from polyrec.planner.placement import PlacedPath, Placement
 from polyrec.planner.plan import load_plan, save_plan, single_path_plan
 from polyrec.planner.routing.sharing.machine_time import ModelShare
-from polyrec.server.app.settings import Settings, SettingsError, load_settings
+from polyrec.server.app.settings.environment import load_settings, variables_of
+from polyrec.server.app.settings.settings import Settings, SettingsError
 from polyrec.server.http.connection.limits import HANDSHAKES_SHARE
 from polyrec.server.prediction_log.settings import PredictionLogSettings
 
@@ -178,14 +179,14 @@ def test_settings_written_as_variables_are_read_as_they_were(tmp_path: Path) -> 
         "docs": False,
     }
     settings = load_settings(given, {})
-    assert load_settings({}, settings.variables()) == settings
+    assert load_settings({}, variables_of(settings)) == settings
 
 
 def test_several_models_come_from_flags_a_variable_or_a_folder(tmp_path: Path) -> None:
     files = {"b": Path("x/p.json"), "a": Path("q=1.json")}
     settings = load_settings({"plans": ("b=x/p.json", "a=q=1.json")}, {"POLYREC_BUNDLE": "other"})
     assert list(settings.model_files(strict=True).by_name.items()) == list(files.items())
-    assert load_settings({}, settings.variables()) == settings
+    assert load_settings({}, variables_of(settings)) == settings
     folder = load_settings({}, {"POLYREC_MODELS": str(tmp_path)})
     with pytest.raises(SettingsError, match="no model is there"):
         folder.model_files(strict=True)
@@ -204,7 +205,7 @@ def test_shares_and_weights_are_by_model_and_of_models_that_are_served() -> None
     assert settings.share_of("a") == ModelShare(2.0, 0.3)
     assert settings.share_of("b") == ModelShare(3.0, None)
     assert settings.share_of("c") == ModelShare()
-    assert load_settings({}, settings.variables()) == settings
+    assert load_settings({}, variables_of(settings)) == settings
     settings.check_shares(("a", "b"))
     with pytest.raises(SettingsError, match="no model 'b' for its share or weight; there are 'a'"):
         settings.check_shares(("a",))

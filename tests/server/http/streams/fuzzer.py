@@ -17,7 +17,7 @@ import uvloop
 from polyrec.models.bundle.bundle import Bundle
 from polyrec.server.access.access import Access
 from polyrec.server.app.engine import Engine
-from polyrec.server.app.settings import Settings
+from polyrec.server.app.settings.settings import Settings
 from polyrec.server.http.admin import Admin
 from polyrec.server.http.app import create_app
 from polyrec.server.source.model_source import ModelSource

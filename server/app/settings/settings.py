@@ -1,15 +1,12 @@
-"""Reads the settings of one server from command-line flags and POLYREC_ environment variables.
+"""Defines the settings of one server, and applies those that replace a plan's.
 
-Flags override variables, and variables override the plan. An unknown POLYREC_ variable is an error, so that a
-misspelled one is not silently ignored; variables that Kubernetes sets for a Service are exempt
-(server/app/kubernetes.py).
+Each setting is a flag and a POLYREC_ variable (server/app/settings/environment.py).
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping, Sequence
-from difflib import get_close_matches
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -20,13 +17,11 @@ from polyrec.models.errors import PolyrecError
 from polyrec.models.fetching.url import ModelUrl, OptionalModelPlace
 from polyrec.models.files import Strict, one_line
 from polyrec.models.runtimes.registry import registered
-from polyrec.models.text import printable
 from polyrec.models.tiers.remote.login import Login
 from polyrec.models.tiers.tier_settings import StoreUrl
 from polyrec.planner.plan import BudgetMs, Plan, Policy, Rows, TabledRows
 from polyrec.planner.routing.sharing.machine_time import ModelShare
 from polyrec.server.access.tokens import OpenRight
-from polyrec.server.app.kubernetes import is_service_variable
 from polyrec.server.app.logs import LogFormat
 from polyrec.server.errors import shortened
 from polyrec.server.http.connection.limits import ConnectionLimits, max_connections, open_descriptors
@@ -57,10 +52,9 @@ from polyrec.server.repository.settings import (
     valid_name,
 )
 
-PREFIX = "POLYREC_"
 PREDICTION_LOG = "prediction_log_"
 LOG_SETTINGS = tuple(name for name in PredictionLogSettings.model_fields if name != "folder")
-SERVED = {"bundle", "plan", "plans", "models"}
+SERVED = ("bundle", "plan", "plans", "models")
 """Settings that select what to serve."""
 
 PositiveSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -74,13 +68,6 @@ class SettingsError(PolyrecError):
 def _listed(value: object) -> object:
     """Splits `a,b` from a flag or variable into a tuple."""
     return tuple(part for part in value.split(",") if part) if isinstance(value, str) else value
-
-
-def _written(value: object) -> str:
-    """Formats a value for its environment variable."""
-    if isinstance(value, SecretStr):
-        return value.get_secret_value()
-    return ",".join(value) if isinstance(value, tuple) else str(value)
 
 
 def _auto_or_registered(name: str) -> str:
@@ -217,7 +204,7 @@ class Settings(Strict):
 
     @model_validator(mode="after")
     def _one_thing_to_serve(self) -> Settings:
-        names = [f"--{name}" for name in ("bundle", "plan", "plans", "models") if getattr(self, name)]
+        names = [f"--{name}" for name in SERVED if getattr(self, name)]
         if len(names) != 1:
             ways = "--bundle DIR or --plan FILE, or several models: --plan NAME=FILE, --models DIR"
             beside = f"; not {' and '.join(names).replace('plans', 'plan NAME=FILE')}" if names else ""
@@ -313,14 +300,6 @@ class Settings(Strict):
         except ValidationError as e:
             raise SettingsError(one_line(e)) from None
 
-    def variables(self) -> dict[str, str]:
-        """Returns the POLYREC_ variables that give the same settings, secrets included."""
-        return {
-            PREFIX + name.upper(): _written(value)
-            for name in self.model_fields_set
-            if (value := getattr(self, name)) is not None
-        }
-
     def connection_limits(self, connected: int = 0) -> ConnectionLimits:
         """Returns the connection limits, which apply to HTTP and gRPC separately.
 
@@ -362,42 +341,3 @@ class Settings(Strict):
         if self.store_password is not None or self.store_password_file is not None:
             given |= {"password": self.store_password, "password_file": self.store_password_file}
         return given
-
-
-def load_settings(flags: Mapping[str, Any], environ: Mapping[str, str]) -> Settings:
-    """Merges flags (None if not given), POLYREC_ variables and defaults; earlier ones win.
-
-    Raises SettingsError with one line that names the flag or variable.
-    """
-    known = Settings.model_fields
-    values: dict[str, Any] = {}
-    for variable, value in environ.items():
-        if not variable.startswith(PREFIX) or is_service_variable(variable, value):
-            continue
-        name = variable.removeprefix(PREFIX).lower()
-        if name not in known:
-            raise SettingsError(_unknown(variable, [PREFIX + key.upper() for key in known]))
-        values[name] = value
-    given = {name: value for name, value in flags.items() if value is not None}
-    # they exclude each other, so a bundle on the command line also replaces a plan in the environment
-    if SERVED & given.keys():
-        values = {k: v for k, v in values.items() if k not in SERVED}
-    try:
-        return Settings.model_validate(values | given)
-    except ValidationError as e:
-        key = str(e.errors()[0]["loc"][0]) if e.errors()[0]["loc"] else ""
-        line = one_line(e)
-        if key and key not in given:
-            line = line.replace(key, PREFIX + key.upper(), 1)
-        elif key:
-            # the flag for several models is --plan, repeated
-            flag = "plan" if key == "plans" else key.replace("_", "-")
-            line = "--" + line.replace(key, flag, 1)
-        raise SettingsError(line) from None
-
-
-def _unknown(variable: str, known: Sequence[str]) -> str:
-    """Returns the message for an unknown variable, with the most similar one or a list of all."""
-    named = f"unknown environment variable {printable(variable, 80)}"
-    similar = get_close_matches(variable.upper(), known, n=1, cutoff=0.8)
-    return f"{named}; did you mean {similar[0]}?" if similar else f"{named}; known: {', '.join(known)}"

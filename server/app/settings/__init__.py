@@ -1,0 +1,1 @@
+"""The settings of a server, read from flags and environment variables."""
