@@ -14,7 +14,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import httpx
@@ -126,45 +126,52 @@ class Feed:
                             self._reject(entry.message, str(of_one))
 
     def _post(self, run: Sequence[Entry]) -> None:
-        """Posts a run and acknowledges it. Raises Rejected, FeedFailed, FeedEnded."""
-        messages = [entry.message for entry in run]
-        body, wait_s = encode_update(joined(run)), FIRST_WAIT_S
+        """Posts a run until the server takes it, and acknowledges it. Raises FeedEnded, or as `_call`."""
+        body, made_s, wait_s = encode_update(joined(run)), run[-1].message.time_s, FIRST_WAIT_S
+        if len(body) > MAX_BODY_BYTES:
+            raise Rejected(f"an update of {len(body)} bytes; a call has at most {MAX_BODY_BYTES}")
         query = {**run[0].options, "key": _key(self.source.name, run, body)}
-        made_s = messages[-1].time_s
         if made_s is not None:
             query["time"] = str(made_s)
         if self.path is not None:
             query["path"] = self.path
-        if len(body) > MAX_BODY_BYTES:
-            raise Rejected(f"an update of {len(body)} bytes; a call has at most {MAX_BODY_BYTES}")
         while not self.ending.is_set():
-            try:
-                answer = self.client.post(
-                    self.call_url, params=query, content=body, headers={"content-type": BINARY}
-                )
-                failed = f"{answer.status_code}: {_error_of(answer)}"
-            except (httpx.InvalidURL, httpx.UnsupportedProtocol) as e:
-                raise FeedFailed(f"'{self.call_url}': {e}") from None
-            except httpx.RequestError as e:  # also an answer that cannot be decoded
-                failed, status = str(e), 0
-            else:
-                status = answer.status_code
-            if status == 200:
+            failure = self._call(query, body)
+            if failure is None:
                 if wait_s > FIRST_WAIT_S:
                     log.warning("the server takes updates again")
-                self.source.acknowledge(messages)
+                self.source.acknowledge([entry.message for entry in run])
                 self.sent += sum(entry.rows for entry in run)
                 if made_s is not None:
                     self.lag_s = time.time() - made_s
                 return
-            if status in (400, 413, 422):
-                raise Rejected(failed)
-            if 300 <= status < 500 and status not in PASSING:
-                raise FeedFailed(f"'{self.call_url}' answers {failed}")
-            log.warning("the server did not take an update, trying again in %.1f s: %s", wait_s, failed)
+            log.warning("the server did not take an update, trying again in %.1f s: %s", wait_s, failure)
             self.ending.wait(wait_s)
             wait_s = min(2 * wait_s, LONGEST_WAIT_S)
         raise FeedEnded
+
+    def _call(self, query: Mapping[str, str], body: bytes) -> str | None:
+        """Calls the server once; returns None if it took the update, or why not if it may take it later.
+
+        Raises Rejected or FeedFailed.
+        """
+        try:
+            answer = self.client.post(
+                self.call_url, params=query, content=body, headers={"content-type": BINARY}
+            )
+        except (httpx.InvalidURL, httpx.UnsupportedProtocol) as e:
+            raise FeedFailed(f"'{self.call_url}': {e}") from None
+        except httpx.RequestError as e:  # also an answer that cannot be decoded
+            return str(e)
+        status = answer.status_code
+        if status == 200:
+            return None
+        failure = f"{status}: {_error_of(answer)}"
+        if status in (400, 413, 422):
+            raise Rejected(failure)
+        if 300 <= status < 500 and status not in PASSING:
+            raise FeedFailed(f"'{self.call_url}' answers {failure}")
+        return failure
 
     def _reject(self, message: Message, reason: str) -> None:
         reason = printable(reason)  # it may quote the message, including line breaks
