@@ -93,6 +93,10 @@ class Loop:
         if hold is not None:
             self._report(f"iteration {iteration.number}: held before {iteration.step} by an operator: {hold}")
             return self.every_s
+        return self._attempt(iteration)
+
+    def _attempt(self, iteration: Iteration) -> float:
+        """Executes an iteration's step and records the outcome; returns the seconds until the next step."""
         number = iteration.number
         try:
             result = self._execute(iteration)

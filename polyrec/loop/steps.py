@@ -1,5 +1,4 @@
-"""Implements the steps of an iteration, except the canary; each only reads and writes files, and can be
-repeated.
+"""Implements the steps of an iteration, except the canary. Each only changes files, and can be repeated.
 
     check      measures the serving plan on the newest rows: enough clicks, plausible labels, drift
     train      runs `polyrec train --from` the serving bundle in a separate process, with checkpoints
@@ -20,12 +19,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from polyrec.loop.folder import BUNDLE, CHECKPOINT, PLAN, TRAIN_LOG, LoopFolder
-from polyrec.loop.iteration import LEARNED, Iteration, LoopError, StepResult
+from polyrec.loop.iteration import LEARNED, Iteration, LoopError, Rows, StepResult, Verdict
 from polyrec.loop.quality import Measured, measure
 from polyrec.models.bundle.bundle import Bundle, load_bundle
 from polyrec.models.data.prediction_log import PredictionLogReader
@@ -103,7 +101,7 @@ def check(iteration: Iteration, folder: LoopFolder, settings: LoopSettings) -> S
         "learned_until": None if learned is None else learned.isoformat(),
     }
 
-    def result(verdict: Any, reason: str, rows: Any = "left out") -> StepResult:
+    def result(verdict: Verdict, reason: str, rows: Rows = "left out") -> StepResult:
         return StepResult(verdict=verdict, reason=reason, rows=rows, figures=figures)
 
     factor = settings.max_calibration
