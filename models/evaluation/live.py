@@ -75,24 +75,28 @@ class LiveEstimate:
 
 
 class RequestSums:
-    """Sums over the rows of each request, from which metrics of resamples are computed.
+    """Computes metrics of resamples of requests from sums over the rows of each request.
 
     There must be at least one request, and all must have the same number of models. Non-finite scores count
     as the worst possible prediction of their row.
+    rows, clicks: of each request, float64 [requests].
     """
 
     def __init__(self, requests: Sequence[ScoredRequest]) -> None:
-        self.unit = np.repeat(np.arange(len(requests)), [r.labels.size for r in requests])
-        self.labels: F32 = np.concatenate([r.labels for r in requests])
+        # of each row: its request, its label, and its score by each model
+        self._request = np.repeat(np.arange(len(requests)), [r.labels.size for r in requests])
+        self._labels: F32 = np.concatenate([r.labels for r in requests])
         scores = np.concatenate([r.scores for r in requests], axis=1)
-        self.scores: F32 = np.where(np.isfinite(scores), scores, 1 - self.labels).astype(np.float32)
-        self.rows = self._sum(np.ones(self.labels.size))
-        self.clicks = self._sum(self.labels)
-        self.losses = np.stack([self._sum(row_losses(p, self.labels)) for p in self.scores], axis=1)
-        self.masses = np.stack([self._sum(p) for p in self.scores], axis=1)
+        self._scores: F32 = np.where(np.isfinite(scores), scores, 1 - self._labels).astype(np.float32)
+        self.rows = self._sum(np.ones(self._labels.size))
+        self.clicks = self._sum(self._labels)
+        # of each request by each model, [requests, models]
+        self._losses = np.stack([self._sum(row_losses(p, self._labels)) for p in self._scores], axis=1)
+        self._predicted_clicks = np.stack([self._sum(p) for p in self._scores], axis=1)
 
     def _sum(self, values: Floats) -> F64:
-        return np.bincount(self.unit, weights=values).astype(np.float64)
+        """Sums values of rows by request."""
+        return np.bincount(self._request, weights=values).astype(np.float64)
 
     def information(self, weights: F64) -> F64:
         """Information gain, float64 [resamples, models]; nan without both classes.
@@ -103,20 +107,20 @@ class RequestSums:
         with np.errstate(invalid="ignore", divide="ignore"):
             base = weights @ self.clicks / rows
             entropy = -base * np.log(base) - (1 - base) * np.log1p(-base)
-            found: F64 = 1 - (weights @ self.losses) / (rows * entropy)[:, None]
+            found: F64 = 1 - (weights @ self._losses) / (rows * entropy)[:, None]
         return np.where(np.isfinite(found), found, np.nan)
 
     def calibration(self, weights: F64) -> F64:
         """Mean prediction over mean label, float64 [resamples, models]; nan without a positive."""
         with np.errstate(invalid="ignore", divide="ignore"):
-            found: F64 = (weights @ self.masses) / (weights @ self.clicks)[:, None]
+            found: F64 = (weights @ self._predicted_clicks) / (weights @ self.clicks)[:, None]
         return np.where(np.isfinite(found), found, np.nan)
 
     def auc(self, weights: F64) -> F64:
         """AUC, ties counted half, float64 [resamples, models]; nan without both classes."""
-        sorted_scores = [SortedScores(p, self.labels) for p in self.scores]
+        sorted_scores = [SortedScores(p, self._labels) for p in self._scores]
         drawn = weights.astype(np.int64)
-        return np.array([[s.auc(row[self.unit]) for s in sorted_scores] for row in drawn])
+        return np.array([[s.auc(row[self._request]) for s in sorted_scores] for row in drawn])
 
 
 def estimate(
@@ -153,7 +157,8 @@ def estimate(
         )
         for m in range(information.shape[1])
     )
-    return LiveEstimate(len(requests), sums.labels.size, int(sums.labels.sum()), clients, models)
+    rows, positives = int(sums.rows.sum()), int(sums.clicks.sum())
+    return LiveEstimate(len(requests), rows, positives, clients, models)
 
 
 def _confirmed(
