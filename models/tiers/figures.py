@@ -10,12 +10,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from polyrec.models.schema.batch import I64
 from polyrec.models.tiers.layout import DEVICE, DISK, HOST, REMOTE, TierLayout
 
 LEVELS = ("device", "host", "cache", "disk", "remote")
 """Names of the tiers in figures; `cache` is the part of the disk tier that is cached in host memory."""
+HELD_BY = {DEVICE: ("device",), HOST: ("host",), DISK: ("cache", "disk"), REMOTE: ("remote",)}
+"""Names by tier of the layout."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +53,11 @@ class Figures:
 
 
 class Counters:
-    """Counts gathers. Written under the stack's lock, read at any time."""
+    """Counts gathers. Written under the stack's lock, read at any time.
+
+    lookups, missed, released: int64 [ranges], lookups, those that missed the disk tier's cache or the remote
+    store, and those of rows that the host tier has released.
+    """
 
     def __init__(self, layout: TierLayout, row_bytes: int, page_bytes: int) -> None:
         self._layout = layout
@@ -76,42 +83,55 @@ class Counters:
         self.missed += np.bincount(ranges, minlength=self.missed.size)
 
     def snapshot(self) -> Figures:
-        layout = self._layout
         lookups, missed, released = self.lookups.copy(), self.missed.copy(), self.released.copy()
-        # (lookups, hits) by tier of each range; rows that the host tier released are looked up in the cache
-        through = np.where(layout.tier == HOST, released, lookups)
-        by_level: dict[str, tuple[I64, I64]] = {}
-        for name, tier in (("device", DEVICE), ("host", HOST), ("cache", DISK), ("remote", REMOTE)):
-            own = layout.tier == tier
-            if tier == DISK:
-                own = own | (layout.tier == HOST)
-                by_level["cache"] = through * own, (through - missed) * own
-                by_level["disk"] = missed * own, missed * own
-            else:
-                lost = released if tier == HOST else missed
-                by_level[name] = lookups * own, (lookups - lost) * own
-        levels, reaches = {}, int(lookups.sum())
-        for name in LEVELS:
-            looked_up, hits = (int(n.sum()) for n in by_level[name])
-            bytes_ = self.pages * self._page_bytes if name == "disk" else hits * self._row_bytes
-            if name in ("device", "host"):
-                levels[name] = Level(reaches, hits, bytes_, self.seconds[name])
-                reaches -= hits
-            else:
-                levels[name] = Level(looked_up, hits, bytes_, self.seconds[name])
-        tables: dict[str, dict[str, tuple[int, int]]] = {t: {} for t in layout.tables}
-        for segment, (table, tier) in enumerate(
-            zip(layout.table.tolist(), layout.tier.tolist(), strict=True)
-        ):
-            rows = tables[layout.tables[table]]
-            if tier in (DEVICE, HOST, REMOTE):
-                name = ("device", "host", "", "remote")[tier]
-                rows[name] = tuple(int(n[segment]) for n in by_level[name])  # type: ignore[assignment]
-            if tier == DISK or released[segment]:
-                for name in ("cache", "disk"):
-                    before = rows.get(name, (0, 0))
-                    now = (int(n[segment]) for n in by_level[name])
-                    rows[name] = tuple(a + b for a, b in zip(before, now, strict=True))  # type: ignore[assignment]
+        by_range = _by_range(self._layout.tier, lookups, missed, released)
+        levels, reaching = {}, int(lookups.sum())
+        for name, (looked_up, hits) in by_range.items():
+            found = int(hits.sum())
+            read = self.pages * self._page_bytes if name == "disk" else found * self._row_bytes
+            # every lookup goes through device and host memory, also of rows that were never there
+            total = reaching if name in ("device", "host") else int(looked_up.sum())
+            levels[name] = Level(total, found, read, self.seconds[name])
+            reaching -= found
         return Figures(
-            levels, tables, self.batches, self.replaced, self.fallbacks, self.prefetched, self.passes
+            levels,
+            _by_table(self._layout, by_range, released),
+            self.batches,
+            self.replaced,
+            self.fallbacks,
+            self.prefetched,
+            self.passes,
         )
+
+
+def _by_range(tier: NDArray[np.int8], lookups: I64, missed: I64, released: I64) -> dict[str, tuple[I64, I64]]:
+    """Returns the lookups and hits of each range, int64 [ranges] each, by name of LEVELS.
+
+    A tier counts only lookups of ranges that it holds. Rows that the host tier released are looked up in the
+    cache. tier: of each range. lookups, missed, released: as in Counters.
+    """
+    on_device, on_host, remote = tier == DEVICE, tier == HOST, tier == REMOTE
+    cached = (tier == DISK) | on_host
+    through, missed_cache = np.where(on_host, released, lookups) * cached, missed * cached
+    return {
+        "device": (lookups * on_device, (lookups - missed) * on_device),
+        "host": (lookups * on_host, (lookups - released) * on_host),
+        "cache": (through, through - missed_cache),
+        "disk": (missed_cache, missed_cache),
+        "remote": (lookups * remote, (lookups - missed) * remote),
+    }
+
+
+def _by_table(
+    layout: TierLayout, by_range: Mapping[str, tuple[I64, I64]], released: I64
+) -> dict[str, dict[str, tuple[int, int]]]:
+    """Sums the lookups and hits of each table, by name of each tier that holds some of its rows."""
+    tables: dict[str, dict[str, tuple[int, int]]] = {t: {} for t in layout.tables}
+    ranges = zip(layout.table.tolist(), layout.tier.tolist(), released.tolist(), strict=True)
+    for i, (table, tier, was_released) in enumerate(ranges):
+        own = tables[layout.tables[table]]
+        for name in (*HELD_BY[tier], *(HELD_BY[DISK] if was_released else ())):
+            lookups, hits = by_range[name]
+            before = own.get(name, (0, 0))
+            own[name] = before[0] + int(lookups[i]), before[1] + int(hits[i])
+    return tables
