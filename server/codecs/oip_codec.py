@@ -54,8 +54,6 @@ _NESTED: dict[str, msgspec.json.Decoder[Any]] = {
     "f": msgspec.json.Decoder(list[list[float]]),
     "i": msgspec.json.Decoder(list[list[int]]),
 }
-
-
 _REQUEST = msgspec.json.Decoder(RequestHeader)
 
 
@@ -116,11 +114,11 @@ class OipCodec:
         """Validates the requested outputs; returns whether to send the output as binary data."""
         binary = by_default
         for i, output in enumerate(outputs or ()):
-            if output.name != OUTPUT or i:
+            if i:
+                raise Malformed(f"output '{shortened(output.name)}' is requested more than once or unknown")
+            if output.name != OUTPUT:
                 raise Malformed(
                     f"unknown output '{shortened(output.name)}'; the model has one output, '{OUTPUT}'"
-                    if not i
-                    else f"output '{shortened(output.name)}' is requested more than once or unknown"
                 )
             parameters = output.parameters or TensorParameters()
             if parameters.classification is not None:
@@ -148,26 +146,14 @@ class OipCodec:
             if parameters.shared_memory_region is not None:
                 raise Malformed(f"input '{header.name}': shared memory is not supported")
             size = parameters.binary_data_size
-            raw = bytes(header.data)
-            if raw == b"null":  # KServe's client sends this with an empty binary tensor
-                raw = b""
+            # KServe's client sends null with an empty binary tensor
+            raw = b"" if bytes(header.data) == b"null" else bytes(header.data)
             if (size is None) == (not raw):
                 raise Malformed(f"input '{header.name}' needs either data or parameter binary_data_size")
-            dtype = DTYPES[header.datatype]
             if size is None:
-                tensors[header.name] = json_tensor(header.name, raw, shape, dtype)
-                continue
-            if size != math.prod(shape) * dtype.itemsize:
-                raise Malformed(
-                    f"input '{header.name}': binary_data_size is {size}, "
-                    f"{header.datatype} {list(shape)} takes {math.prod(shape) * dtype.itemsize} bytes"
-                )
-            if size > len(rest):
-                raise Malformed(
-                    f"input '{header.name}': {size} bytes announced, {len(rest)} are left in the body"
-                )
-            tensors[header.name] = np.frombuffer(rest[:size], dtype).reshape(shape)
-            rest = rest[size:]
+                tensors[header.name] = json_tensor(header.name, raw, shape, DTYPES[header.datatype])
+            else:
+                tensors[header.name], rest = _binary_tensor(header, size, shape, rest)
         if len(rest):
             raise Malformed(f"{len(rest)} bytes follow the last input's data")
         return tensors
@@ -183,6 +169,25 @@ def parse_header(body: bytes) -> RequestHeader:
         raise Malformed(explain_malformed(body, str(e))) from None
     except RecursionError:
         raise Malformed("the body is nested too deeply") from None
+
+
+def _binary_tensor(
+    header: TensorHeader, size: int, shape: tuple[int, ...], rest: memoryview
+) -> tuple[Array, memoryview]:
+    """Reads the binary data of one input. size: its announced bytes. rest: all binary data not yet read.
+
+    Returns the array, which is a view, and what is left. Raises Malformed.
+    """
+    dtype = DTYPES[header.datatype]
+    expected = math.prod(shape) * dtype.itemsize
+    if size != expected:
+        raise Malformed(
+            f"input '{header.name}': binary_data_size is {size}, "
+            f"{header.datatype} {list(shape)} takes {expected} bytes"
+        )
+    if size > len(rest):
+        raise Malformed(f"input '{header.name}': {size} bytes announced, {len(rest)} are left in the body")
+    return np.frombuffer(rest[:size], dtype).reshape(shape), rest[size:]
 
 
 def _converted(name: str, values: Array, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
