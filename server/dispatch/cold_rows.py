@@ -40,6 +40,9 @@ from polyrec.server.lanes.tiered_runtime import BatchView
 
 log = logging.getLogger("polyrec.serving")
 
+DISK_READ, REMOTE_READ = 0, 1
+"""Indices of `ColdReads.took_s`."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TieredPath:
@@ -257,7 +260,10 @@ def owners(batch: Batch, queries: Sequence[Query]) -> I64:
 
 @dataclass(slots=True, eq=False)
 class ColdReads:
-    """The disk and remote reads of the cold queries of one `LookedUpQueries`; they run in parallel."""
+    """The disk and remote reads of the cold queries of one `LookedUpQueries`; they run in parallel.
+
+    took_s: seconds until each tier's rows were read, [disk, remote]. left: tiers still being read.
+    """
 
     looked_up: LookedUpQueries
     queries: Sequence[Query]
@@ -269,6 +275,7 @@ class ColdReads:
     left: int = 0
 
     def begin(self, readers: ThreadPoolExecutor, fetcher: Fetcher) -> None:
+        """Starts the reads of both tiers, as far as rows are missing from them."""
         looked_up = self.looked_up
         self.left = bool(looked_up.pages.size) + bool(looked_up.remote.size)
         if looked_up.pages.size:
@@ -279,7 +286,7 @@ class ColdReads:
             if looked_up.view.encoder is looked_up.encoder:
                 fetcher.fetch(looked_up.stack.ahead, looked_up.view, looked_up.remote, self._fetched)
             else:
-                self.loop.call_soon(self._read, 1)
+                self.loop.call_soon(self._tier_read, REMOTE_READ)
 
     def _wait(self, ahead: RowsAhead, tickets: tuple[int, ...]) -> None:
         """Waits for the disk reads; runs in the reader thread."""
@@ -288,14 +295,15 @@ class ColdReads:
         except Exception:
             log.exception("reading ahead failed")
         with suppress(RuntimeError):  # the loop was closed meanwhile
-            self.loop.call_soon_threadsafe(self._read, 0)
+            self.loop.call_soon_threadsafe(self._tier_read, DISK_READ)
 
-    def _fetched(self, layer: FetchedRows | None) -> None:
+    def _fetched(self, rows: FetchedRows | None) -> None:
         """Stores the remote rows."""
-        self.looked_up.fetched = layer
-        self._read(1)
+        self.looked_up.fetched = rows
+        self._tier_read(REMOTE_READ)
 
-    def _read(self, tier: int) -> None:
+    def _tier_read(self, tier: int) -> None:
+        """Records that a tier's rows were read; after the last tier, calls `done` for each query."""
         waited_s = self.took_s[tier] = clock() - self.began_s
         self.left -= 1
         if not self.left:
