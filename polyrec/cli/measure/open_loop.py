@@ -7,7 +7,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
@@ -43,14 +43,14 @@ UNRELIABLE = "the driver was late itself, and latencies include its delay"
 T = TypeVar("T")
 
 
-def bodies(whole: str | None, lines: str | None) -> Body:
+def bodies(whole: str | None, by_line: str | None) -> Body:
     """Returns bodies by request number: a whole file, or the lines of a file in turn; None for GET requests.
 
-    Raises LoadError for a file that cannot be read or is empty.
+    whole, by_line: the file. Raises LoadError for one that cannot be read or is empty.
     """
-    if whole is None and lines is None:
+    if whole is None and by_line is None:
         return lambda index: None
-    path = Path(whole or lines or "")
+    path = Path(whole or by_line or "")
     try:
         content = path.read_bytes()
     except OSError as e:
@@ -111,7 +111,7 @@ def _load(args: argparse.Namespace) -> tuple[Target, Load]:
 
 
 def run_load(args: argparse.Namespace) -> int:
-    """Runs the load; returns the exit status: 0 or one of cli/load.py. Raises PolyrecError."""
+    """Runs the load; returns the exit status: 0 or one of exit_status.py. Raises PolyrecError."""
     if args.slo_share is not None and args.budget_ms is None:
         raise LoadError("--slo-share needs --budget-ms")
     if args.core is not None:
@@ -137,10 +137,12 @@ def run_load(args: argparse.Namespace) -> int:
         result["server_waited"] = round(after.waited_share(before), 6)
     if args.report is not None and "unreliable" not in result:
         _write(args, outcome, quality, before, after)
-    if args.json:
-        print(json.dumps(result))
-    else:
-        print("\n".join(lines(result)))
+    print(json.dumps(result) if args.json else "\n".join(lines(result)))
+    return _exit_status(args, outcome, result)
+
+
+def _exit_status(args: argparse.Namespace, outcome: Outcome, result: Mapping[str, Any]) -> int:
+    """Returns the exit status; reports on standard error if the server answered nothing."""
     if "unreliable" in result:
         return DRIVER_TOO_SLOW
     if args.slo_share is not None and result["ok"] < args.slo_share:
