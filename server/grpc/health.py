@@ -15,9 +15,9 @@ from grpc_health.v1 import health_pb2
 from polyrec.server.errors import NotFound, RequestError, shortened
 from polyrec.server.grpc.calls import abort
 from polyrec.server.grpc.infer_codec import parse_message
+from polyrec.server.grpc.limits.reading import MessageReader
+from polyrec.server.grpc.limits.streams import OpenStreams
 from polyrec.server.grpc.messages import SERVICE
-from polyrec.server.grpc.reading import MessageReader
-from polyrec.server.grpc.streams import OpenStreams
 from polyrec.server.repository.repository import ModelRepository
 
 HEALTH = "grpc.health.v1.Health"

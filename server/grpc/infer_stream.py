@@ -23,9 +23,9 @@ from polyrec.server.clock import clock
 from polyrec.server.errors import NotReady, RequestError, TooSlow, Unauthorized
 from polyrec.server.grpc.calls import deadline_s, end_of, is_canceled
 from polyrec.server.grpc.infer_codec import GrpcInferCodec, parse_request
+from polyrec.server.grpc.limits.streams import STOPPING, OpenStreams
 from polyrec.server.grpc.messages import message_class
 from polyrec.server.grpc.status import status_of
-from polyrec.server.grpc.streams import STOPPING, OpenStreams
 from polyrec.server.http.call import Call
 from polyrec.server.repository.repository import ModelRepository
 

@@ -12,11 +12,11 @@ from polyrec.server.app.listening import PortInUse
 from polyrec.server.app.tls import CertifiedKey
 from polyrec.server.grpc.access_log import LoggedCalls
 from polyrec.server.grpc.health import HealthService
-from polyrec.server.grpc.open_calls import OpenCalls
-from polyrec.server.grpc.reading import MessageReader
+from polyrec.server.grpc.limits.open_calls import OpenCalls
+from polyrec.server.grpc.limits.reading import MessageReader
+from polyrec.server.grpc.limits.streams import OpenStreams
 from polyrec.server.grpc.reflection import Reflection
 from polyrec.server.grpc.service import InferenceService
-from polyrec.server.grpc.streams import OpenStreams
 from polyrec.server.http.connection.access_log import AccessLog
 from polyrec.server.http.connection.limits import ConnectionLimits
 from polyrec.server.repository.repository import ModelRepository

@@ -16,8 +16,8 @@ from polyrec.server.errors import RequestError
 from polyrec.server.grpc.calls import abort
 from polyrec.server.grpc.health import HEALTH
 from polyrec.server.grpc.infer_codec import parse_message
+from polyrec.server.grpc.limits.streams import OpenStreams
 from polyrec.server.grpc.messages import POOL, SERVICE
-from polyrec.server.grpc.streams import OpenStreams
 
 NAMES = (SERVICE_NAME, "grpc.reflection.v1.ServerReflection")
 """Both versions of the service; their messages are identical on the wire."""

@@ -23,9 +23,9 @@ from polyrec.server.errors import Forbidden, NotFound, NotReady, RequestError
 from polyrec.server.grpc.calls import abort, deadline_s, end_of, id_metadata, is_canceled, scope_of
 from polyrec.server.grpc.infer_codec import GrpcInferCodec, parse_message
 from polyrec.server.grpc.infer_stream import InferStream
+from polyrec.server.grpc.limits.reading import MessageReader
+from polyrec.server.grpc.limits.streams import OpenStreams
 from polyrec.server.grpc.messages import SERVICE, message_class, message_of
-from polyrec.server.grpc.reading import MessageReader
-from polyrec.server.grpc.streams import OpenStreams
 from polyrec.server.http.call import Call
 from polyrec.server.http.oip import EXTENSIONS, SERVER, configuration, metadata, statistics
 from polyrec.server.repository.repository import ModelRepository

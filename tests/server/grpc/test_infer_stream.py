@@ -18,9 +18,9 @@ from polyrec.loadtest.drivers.server_pages import MetricSamples
 from polyrec.server.child import ServerProcess
 from polyrec.server.errors import NotReady, TooBusy
 from polyrec.server.grpc.infer_stream import MAX_IN_FLIGHT, InferStream
+from polyrec.server.grpc.limits.streams import OpenStreams
 from polyrec.server.grpc.listener import MIN_READERS
 from polyrec.server.grpc.messages import SERVICE
-from polyrec.server.grpc.streams import OpenStreams
 from polyrec.server.repository.repository import ModelRepository
 from tests.forking import start
 from tests.server.grpc.conftest import Stub, infer_request, probabilities

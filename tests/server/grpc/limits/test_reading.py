@@ -8,7 +8,7 @@ import grpc.aio
 import pytest
 
 from polyrec.server.errors import Malformed, TooBusy, TooSlow
-from polyrec.server.grpc.reading import MessageReader
+from polyrec.server.grpc.limits.reading import MessageReader
 
 
 class Sending:

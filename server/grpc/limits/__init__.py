@@ -1,0 +1,1 @@
+"""Limits of gRPC clients: calls in progress, messages being read, open streams."""
