@@ -16,17 +16,8 @@ import pytest
 
 import polyrec
 from polyrec.cli.main import main
-from polyrec.cli.measure.live_view import (
-    COLOR,
-    PHASES,
-    Interval,
-    LaneRow,
-    PathRow,
-    fitted,
-    interval,
-    lines,
-    one_model,
-)
+from polyrec.cli.measure.interval import PHASES, Interval, LaneRow, PathRow, interval
+from polyrec.cli.measure.live_view import COLOR, fitted, lines, one_model
 from polyrec.loadtest.drivers.server_pages import read_metrics
 from tests.forking import start
 
