@@ -32,9 +32,9 @@ from polyrec.models.data.packed.packing import pack
 from polyrec.models.data.reader import DataReader, open_data
 from polyrec.models.data.split import TRAIN, fit_splitter
 from polyrec.models.data.synthetic.generator import generate
+from polyrec.models.schema.dedup.columns import columns_of
+from polyrec.models.schema.dedup.grouping import Repeats
 from polyrec.models.schema.encoder import Encoder
-from polyrec.models.schema.features import columns_of
-from polyrec.models.schema.grouping import Repeats
 from polyrec.models.schema.popularity import calibrate, load_calibration, save_calibration
 from polyrec.models.schema.schema import load_schema
 from polyrec.models.training.row_order import epoch

@@ -33,9 +33,9 @@ from polyrec.models.data.split import I8, TEST, TRAIN, VALIDATION, Splitter
 from polyrec.models.errors import DataError
 from polyrec.models.progress import RowsDone, ignore_rows
 from polyrec.models.schema.batch import F32, I64, Batch, Block, index_type, take_bags
-from polyrec.models.schema.distinct import row_changes
+from polyrec.models.schema.dedup.columns import block_columns
+from polyrec.models.schema.dedup.distinct import row_changes
 from polyrec.models.schema.encoder import Encoder
-from polyrec.models.schema.features import block_columns
 from polyrec.models.schema.schema import ROLES, Role, Schema
 
 Ranks = NDArray[np.int32] | I64

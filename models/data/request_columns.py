@@ -24,7 +24,7 @@ from polyrec.models.data.requests import Requests
 from polyrec.models.data.split import stable_hash
 from polyrec.models.errors import DataError
 from polyrec.models.schema.batch import F32, I64
-from polyrec.models.schema.distinct import Jagged
+from polyrec.models.schema.dedup.distinct import Jagged
 from polyrec.models.schema.request.codes import NO_CONTEXT_VALUE, NO_VALUE, singles
 from polyrec.models.schema.request.features import RequestFeatures
 from polyrec.models.schema.request.rows import RequestRows, request_order

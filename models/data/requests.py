@@ -18,7 +18,7 @@ import pyarrow.types as pt
 from numpy.typing import NDArray
 
 from polyrec.models.schema.batch import I64
-from polyrec.models.schema.distinct import Column, Jagged, row_changes
+from polyrec.models.schema.dedup.distinct import Column, Jagged, row_changes
 
 MAX_ROWS = 65536
 """Maximum rows of a request; a longer one may be split, without loss."""

@@ -14,7 +14,7 @@ import numpy as np
 
 from polyrec.models.errors import FeatureError
 from polyrec.models.schema.batch import F32, F64, I64
-from polyrec.models.schema.distinct import Jagged
+from polyrec.models.schema.dedup.distinct import Jagged
 from polyrec.models.schema.encoder import check_lengths, check_longest
 from polyrec.models.schema.request.codes import (
     NO_CONTEXT_VALUE,

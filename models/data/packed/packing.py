@@ -30,7 +30,7 @@ from polyrec.models.data.requests import comparable_arrays, request_starts, spli
 from polyrec.models.errors import DataError
 from polyrec.models.files import atomic_path
 from polyrec.models.progress import Phase, ignore_phase
-from polyrec.models.schema.grouping import Repeats
+from polyrec.models.schema.dedup.grouping import Repeats
 from polyrec.models.schema.schema import Schema
 
 SAMPLE_BATCH_ROWS = 4096

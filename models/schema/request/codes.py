@@ -10,7 +10,7 @@ from typing import cast
 import numpy as np
 
 from polyrec.models.schema.batch import I64
-from polyrec.models.schema.distinct import Jagged
+from polyrec.models.schema.dedup.distinct import Jagged
 from polyrec.models.schema.request.rows import Matches
 
 NO_VALUE = int(np.iinfo(np.int64).min)

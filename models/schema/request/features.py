@@ -36,7 +36,7 @@ from dataclasses import replace
 import numpy as np
 
 from polyrec.models.schema.batch import F64, I64
-from polyrec.models.schema.distinct import Jagged
+from polyrec.models.schema.dedup.distinct import Jagged
 from polyrec.models.schema.request.codes import match_codes
 from polyrec.models.schema.request.matches import MatchFeatures
 from polyrec.models.schema.request.numbers import NumberFeatures

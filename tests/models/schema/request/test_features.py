@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polyrec.models.schema.batch import F64
-from polyrec.models.schema.distinct import Jagged
+from polyrec.models.schema.dedup.distinct import Jagged
 from polyrec.models.schema.request.codes import codes_of_values, hashed_apart, match_values, singles
 from polyrec.models.schema.request.features import RequestFeatures
 from polyrec.models.schema.request.rows import RequestRows

@@ -1,6 +1,4 @@
-"""Splits batches and blocks into columns, one array or jagged array per feature, to compare and group
-rows.
-"""
+"""Splits batches and blocks into columns, one array or jagged array per feature, to compare their rows."""
 
 from __future__ import annotations
 
@@ -9,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from polyrec.models.schema.batch import Batch, Block, take_bags
-from polyrec.models.schema.distinct import Column, Jagged
+from polyrec.models.schema.dedup.distinct import Column, Jagged
 from polyrec.models.schema.schema import ROLES, Schema
 
 Columns = Mapping[str, Column]

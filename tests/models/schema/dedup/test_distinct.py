@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polyrec.models.mixing import mix
-from polyrec.models.schema.distinct import Column, Jagged, distinct, row_changes, take
+from polyrec.models.schema.dedup.distinct import Column, Jagged, distinct, row_changes, take
 
 Row = tuple[float, int, list[int]]
 

@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polyrec.models.schema.distinct import Column, Jagged
-from polyrec.models.schema.features import block_columns, columns_of
+from polyrec.models.schema.dedup.columns import block_columns, columns_of
+from polyrec.models.schema.dedup.distinct import Column, Jagged
 from tests.models.random_batches import random_batch, random_block, random_schema, random_table_rows
 
 

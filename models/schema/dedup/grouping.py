@@ -14,8 +14,8 @@ from itertools import combinations
 import numpy as np
 
 from polyrec.models.schema.batch import I64
-from polyrec.models.schema.distinct import Column, Jagged, distinct, rows_of
-from polyrec.models.schema.features import Columns
+from polyrec.models.schema.dedup.columns import Columns
+from polyrec.models.schema.dedup.distinct import Column, Jagged, distinct, rows_of
 
 INDEX_BYTES = 4
 """Bytes of a row's index into the distinct rows, as stored and sent."""

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polyrec.models.schema.distinct import Column, Jagged, distinct, take
-from polyrec.models.schema.grouping import INDEX_BYTES, Names, Repeats, choose_groups
+from polyrec.models.schema.dedup.distinct import Column, Jagged, distinct, take
+from polyrec.models.schema.dedup.grouping import INDEX_BYTES, Names, Repeats, choose_groups
 
 ROWS = 400
 
