@@ -9,6 +9,7 @@ from polyrec.models.bundle.reserve import reserve
 from polyrec.planner.plan import save_plan
 from polyrec.server.child import ServerProcess
 from tests.forking import start
+from tests.models.tiers.redis_server import RedisServer
 from tests.server.placing import placed_plan
 
 TOKEN = "a token of sixteen and more"
@@ -35,3 +36,10 @@ def items(bundle: Bundle) -> list[str]:
 @pytest.fixture(autouse=True)
 def _token(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POLYREC_ADMIN_TOKEN", TOKEN)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    server = RedisServer(tmp_path_factory.mktemp("redis"))
+    yield server
+    server.kill()

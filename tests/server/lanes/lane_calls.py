@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import select
+from contextlib import suppress
+from pathlib import Path
 
 from polyrec.models.schema.batch import Batch
 from polyrec.server.lanes.lane import Executed, Lane
@@ -31,3 +34,17 @@ def ends(pidfd: int) -> bool:
     poller = select.poll()
     poller.register(pidfd, select.POLLIN)
     return bool(poller.poll(LIVENESS_S * 1000))
+
+
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def worker_processes() -> list[str]:
+    """Processes of lanes that this one has started and that still are."""
+    lines: list[str] = []
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(FileNotFoundError, ProcessLookupError):  # a thread or process that has just ended
+            for pid in (task / "children").read_text().split():
+                lines.append(Path(f"/proc/{pid}/cmdline").read_bytes().decode())
+    return [line for line in lines if "polyrec.server.lanes.worker" in line and "cpu-1" in line.split("\0")]

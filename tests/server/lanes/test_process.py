@@ -12,7 +12,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -27,9 +26,15 @@ from polyrec.planner.plan import PlannedLane
 from polyrec.server.lanes.child import Child
 from polyrec.server.lanes.lane import ExecutionFailed, Lane, LaneDied
 from polyrec.server.lanes.opening import LaneOpening, Paths, task_of
-from polyrec.server.lanes.process import ProcessLane
 from tests.server.lanes.conftest import MakeBatch
-from tests.server.lanes.lane_calls import LIVENESS_S, ends, executed, settled_future
+from tests.server.lanes.lane_calls import (
+    LIVENESS_S,
+    ends,
+    executed,
+    open_files,
+    settled_future,
+    worker_processes,
+)
 
 ROOT = Path(__file__).parents[3]
 PATH = "table-torch@cpu"
@@ -187,7 +192,7 @@ def test_a_lane_closed_while_it_restarts_leaves_no_process(lane: Lane, deaths: D
         assert not lane.alive
 
     asyncio.run(close_meanwhile())
-    assert _children() == []
+    assert worker_processes() == []
 
 
 def test_a_lane_closed_while_it_restarts_leaves_no_unhandled_error(
@@ -200,7 +205,7 @@ def test_a_lane_closed_while_it_restarts_leaves_no_unhandled_error(
         os.kill(pid_of(lane), signal.SIGKILL)
         await asyncio.wait_for(deaths.heard.wait(), LIVENESS_S)
         restart = asyncio.ensure_future(lane.restart())
-        while not _children():  # until the next worker is starting
+        while not worker_processes():  # until the next worker is starting
             await asyncio.sleep(0)
         (restarting,) = asyncio.all_tasks() - {asyncio.current_task(), restart}
         restart.cancel()
@@ -279,7 +284,7 @@ def test_rows_are_shared_and_not_copied(steady: Lane, paths: Paths, make_batch: 
 def test_a_worker_outlives_the_thread_that_opened_it_but_not_its_lane(
     paths: Paths, make_batch: MakeBatch
 ) -> None:
-    shared, files = set(os.listdir("/dev/shm")), _open_files()
+    shared, files = set(os.listdir("/dev/shm")), open_files()
     opened: list[Lane] = []
     pinned = PROCESS.model_copy(update={"cores": (0,)})
     opening = threading.Thread(target=lambda: opened.append(LaneOpening(pinned, paths[:1], Deaths()).open()))
@@ -300,7 +305,7 @@ def test_a_worker_outlives_the_thread_that_opened_it_but_not_its_lane(
     lane.close()
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
-    assert _open_files() == files
+    assert open_files() == files
     assert set(os.listdir("/dev/shm")) <= shared
 
 
@@ -334,15 +339,6 @@ def test_a_server_that_is_killed_takes_its_workers_along(bundle_dir: Path) -> No
     assert {name for name in os.listdir("/dev/shm") if not name.startswith("sem.")} <= shared
 
 
-def test_a_worker_that_cannot_open_its_paths_says_why_in_one_line(paths: Paths) -> None:
-    task = task_of(PROCESS, paths)
-    elsewhere = task.paths[0].model_copy(update={"device": "teapot"})
-    with pytest.raises(RuntimeUnavailable, match="lane 'cpu-1': torch has no device 'teapot'") as caught:
-        ProcessLane("cpu-1", task.model_copy(update={"paths": (elsewhere,)}), Deaths())
-    assert "\n" not in str(caught.value)
-    assert _children() == []
-
-
 @pytest.mark.parametrize(("spare", "end_s"), [(False, 0), (True, math.inf)])
 def test_a_worker_that_takes_long_to_end_is_reaped_later(
     paths: Paths, monkeypatch: pytest.MonkeyPatch, spare: bool, end_s: float
@@ -353,39 +349,7 @@ def test_a_worker_that_takes_long_to_end_is_reaped_later(
     for thread in threading.enumerate():
         if thread.name == f"polyrec-reap-{child.pid}":
             thread.join(LIVENESS_S)
-    assert _children() == []
-
-
-def test_process_that_cannot_be_started_is_reported_in_one_line(
-    paths: Paths, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "executable", "/nowhere/python")
-    files = _open_files()
-    with pytest.raises(
-        RuntimeUnavailable, match=r"lane 'cpu-1': its process cannot be started: .*No such file"
-    ):
-        LaneOpening(PROCESS, paths, Deaths()).open()
-    assert _open_files() == files
-
-
-def test_worker_that_ends_during_its_start_is_reported(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONHOME", "/nowhere")  # the interpreter does not come up
-    with pytest.raises(RuntimeUnavailable, match="its process exited with status 1 while it started"):
-        LaneOpening(PROCESS, paths, Deaths()).open()
-
-
-def _open_files() -> int:
-    return len(os.listdir("/proc/self/fd"))
-
-
-def _children() -> list[str]:
-    """Processes of lanes that this one has started and that still are."""
-    lines: list[str] = []
-    for task in Path("/proc/self/task").iterdir():
-        with suppress(FileNotFoundError, ProcessLookupError):  # a thread or process that has just ended
-            for pid in (task / "children").read_text().split():
-                lines.append(Path(f"/proc/{pid}/cmdline").read_bytes().decode())
-    return [line for line in lines if "polyrec.server.lanes.worker" in line and "cpu-1" in line.split("\0")]
+    assert worker_processes() == []
 
 
 def _mappings(pid: int, name: str) -> list[dict[str, int]]:
