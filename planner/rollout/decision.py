@@ -5,9 +5,8 @@ lower confidence bound for the score shift. The tests are strict because they ar
 Automatic promotion requires the opposite, significant evidence that each bound holds.
 
 Clients choose what they send and, if traffic is split by a field, also which version gets it. So a request
-whose budget is less than `min_budget_s` does not count against a version. And a single value or client
-cannot cause a
-rollback: the bound must still be exceeded without any one group of them.
+whose budget is less than `min_budget_s` does not count against a version. And a single value or client cannot
+cause a rollback: the bound must still be exceeded without any one group of them.
 """
 
 from __future__ import annotations
@@ -157,27 +156,7 @@ def _decide_on_all(
     live: tuple[float, float, float] | None,
     share: float,
 ) -> RolloutDecision:
-    limit_s = _limit_s(compared.stable, bounds)
-    slow = 0 if limit_s is None else compared.canary.slower(limit_s)
-    shift, pairs, loss = compared.shift, compared.pairs, compared.loss
-    figures = RolloutFigures(
-        round(age_s, 3),
-        ArmFigures.from_sums(compared.stable),
-        ArmFigures.from_sums(compared.canary),
-        slow,
-        None if limit_s is None else round(1e3 * limit_s, 3),
-        None if shift is None else round(shift.psi, 4),
-        None if shift is None else round(shift.low(ROLLBACK_Z), 4),
-        None if shift is None else round(shift.high(PROMOTE_Z), 4),
-        lane_deaths,
-        None if pairs is None else pairs.requests,
-        None if pairs is None else pairs.failed,
-        None if pairs is None else pairs.missed,
-        None if loss is None else round(loss.value, 5),
-        None if loss is None else round(loss.low(ROLLBACK_Z), 5),
-        None if loss is None else round(loss.high(PROMOTE_Z), 5),
-        *((None, None, None) if live is None else (round(end, 5) for end in live)),
-    )
+    figures = _figures(compared, lane_deaths, age_s, bounds, live)
     short = _shortage(figures, bounds, share)
     exceeded = _exceeded_bound(figures, bounds)
     if exceeded is not None:
@@ -192,6 +171,39 @@ def _decide_on_all(
         reason = f"{shown}; promoted not before {bounds.promote_after_s:g} s"
         return RolloutDecision("continue", reason, figures, short)
     return RolloutDecision("promote" if missing is None else "continue", shown, figures, short)
+
+
+def _figures(
+    compared: ComparisonFigures,
+    lane_deaths: int,
+    age_s: float,
+    bounds: RolloutBounds,
+    live: tuple[float, float, float] | None,
+) -> RolloutFigures:
+    """Returns the figures of a decision, rounded as they are shown and judged."""
+    limit_s = _limit_s(compared.stable, bounds)
+    shift, pairs, loss = compared.shift, compared.pairs, compared.loss
+    live_value, live_low, live_high = (None, None, None) if live is None else (round(end, 5) for end in live)
+    return RolloutFigures(
+        age_s=round(age_s, 3),
+        stable=ArmFigures.from_sums(compared.stable),
+        canary=ArmFigures.from_sums(compared.canary),
+        slow=0 if limit_s is None else compared.canary.slower(limit_s),
+        slow_limit_ms=None if limit_s is None else round(1e3 * limit_s, 3),
+        psi=None if shift is None else round(shift.psi, 4),
+        psi_low=None if shift is None else round(shift.low(ROLLBACK_Z), 4),
+        psi_high=None if shift is None else round(shift.high(PROMOTE_Z), 4),
+        lane_deaths=lane_deaths,
+        pairs=None if pairs is None else pairs.requests,
+        pairs_failed=None if pairs is None else pairs.failed,
+        pairs_missed=None if pairs is None else pairs.missed,
+        loss=None if loss is None else round(loss.value, 5),
+        loss_low=None if loss is None else round(loss.low(ROLLBACK_Z), 5),
+        loss_high=None if loss is None else round(loss.high(PROMOTE_Z), 5),
+        live=live_value,
+        live_low=live_low,
+        live_high=live_high,
+    )
 
 
 def binomial_tail(events: int, trials: int, share: float) -> float:
