@@ -36,6 +36,7 @@ class Problem:
 
     values: value of an answered row, by path (planner/quality.py). lanes: by device that has paths. below:
     the tiers below each path's device. budget: bytes by memory, a device's or `disk`; None is unlimited.
+    capacity, front_capacity: seconds of time per second, by device and of the front; None is unlimited.
     host: the device whose memory is the host's. front_s: [classes], the front's seconds per query, headroom
     included. inline: the device whose lane shares a core with the front, if any.
     """

@@ -52,6 +52,11 @@ class Program:
 
     Variables in this order: deployed [options]; share [usable option, class, level]; then bytes: rows of a
     group, working memory of a device, and rows of a bundle in slower tiers.
+
+    gain: coefficient of each variable in the objective. worth: the same of the deployed and share variables,
+    without tie-breaking. share: candidate -> class it can answer -> variable of its share at the first level.
+    time_rows: (device or `front`, level) -> constraint on its time. shares_end: number of deployed and share
+    variables. memory_from: first constraint that is not on queries or time.
     """
 
     def __init__(self, problem: Problem, candidates: list[int]) -> None:
