@@ -1,10 +1,9 @@
 """Placement of embedding rows: bytes used in each memory, and for each path the ranks that each tier holds.
 
 It is part of a plan, and the server fills its tiers accordingly. Tables are in popularity order, so a tier is
-a
-range of ranks: device memory holds the first `device` rows of a table, host memory the next `host`, the disk
-the next `disk`, and a remote store the last `remote`. For a path on a CPU, device memory is host memory and
-`device` is 0.
+a range of ranks: device memory holds the first `device` rows of a table, host memory the next `host`, the
+disk the next `disk`, and a remote store the last `remote`. For a path on a CPU, device memory is host memory
+and `device` is 0.
 """
 
 from __future__ import annotations

@@ -2,9 +2,8 @@
 
 A value keeps its id as long as it is known. New values get reserved ids first, then the ids of forgotten
 values, then ids after the last one (the rows for missing and unknown values stay the last two). Ranks follow
-the
-accesses: half of the previous counts plus those of the new data, so that values no longer looked up sink. The
-two vocabularies alone determine which rows a new table takes from the old one and which it initializes
+the accesses: half of the previous counts plus those of the new data, so that values no longer looked up sink.
+The two vocabularies alone determine which rows a new table takes from the old one and which it initializes
 (`old_ranks`).
 """
 

@@ -107,8 +107,7 @@ class Categorical(Strict):
     """An id, or with `pooling` a list of ids whose vectors are summed or averaged.
 
     cardinality: the values are the integers 0 ... cardinality-1. Without it, a vocabulary is built from the
-    training
-    rows: values seen at least `min_count` times, at most the `max_values` most frequent.
+    training rows: values seen at least `min_count` times, at most the `max_values` most frequent.
     oov: whether an unknown value uses the table's out-of-vocabulary row or is refused.
     table: features that name the same table share rows and vocabulary.
     """

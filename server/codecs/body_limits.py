@@ -1,8 +1,7 @@
 """Limits a request body's bytes and number of values; values are counted before the body is parsed.
 
 Parsing runs on the event loop, where it delays every other client. Its worst case depends less on a body's
-bytes
-than on its number of values: 1 MiB of one string takes 0.5 ms, 1 MiB of empty lists 50 ms. So both are
+bytes than on its number of values: 1 MiB of one string takes 0.5 ms, 1 MiB of empty lists 50 ms. So both are
 limited. Both limits are derived from the schema and the maximum number of rows per request.
 """
 

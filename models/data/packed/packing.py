@@ -7,8 +7,7 @@
 
 RecD's storage (MLSys'23, section 4.1) clusters rows by session so that compression finds repeats. Here the
 repeats within a request are not written at all, and compression handles those between requests. Memory is one
-row group plus what clustering needs. Packing is
-lossless: models/data/packed/reader.py returns every row.
+row group plus what clustering needs. Packing is lossless: models/data/packed/reader.py returns every row.
 """
 
 from __future__ import annotations
