@@ -21,7 +21,6 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +66,7 @@ from polyrec.models.memory import is_out_of_memory
 from polyrec.models.schema.encoder import Encoder
 from polyrec.models.schema.popularity import vocabulary_tensors
 from polyrec.models.text import printable
-from polyrec.models.version import code_version as code_version  # re-exported for the server
+from polyrec.models.version import code_version
 
 FILES = frozenset((MANIFEST, *NUMBERS))
 
@@ -111,7 +110,7 @@ class Bundle:
         Computes `information` for older bundles, which store only its complement.
         """
         found = self.manifest.metrics.get(with_width("test", self.width), {})
-        metrics = {k: float(v) for k, v in found.items() if v is not None and isfinite(v)}
+        metrics = {k: float(v) for k, v in found.items() if v is not None and math.isfinite(v)}
         if "normalised_entropy" in metrics:
             metrics.setdefault("information", 1 - metrics["normalised_entropy"])
         return metrics

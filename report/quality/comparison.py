@@ -8,11 +8,12 @@ from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from typing import Any
 
-from polyrec.models.bundle.bundle import Bundle, code_version
+from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.dlrm.cost import Bytes, Flops, flops, sizes
 from polyrec.models.evaluation.comparison import LEVEL, METRICS, RESAMPLES, ComparedModel, Interval, compare
 from polyrec.models.evaluation.metrics import Quality, evaluate
 from polyrec.models.evaluation.predictions import Predictions
+from polyrec.models.version import code_version
 
 
 @dataclass(frozen=True, slots=True)

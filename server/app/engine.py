@@ -19,9 +19,10 @@ from enum import Enum
 from pathlib import Path
 from typing import TypeVar
 
-from polyrec.models.bundle.bundle import Bundle, code_version
+from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.tiers.stack import TierStack
 from polyrec.models.tiers.updates.changes import Changes
+from polyrec.models.version import code_version
 from polyrec.planner.plan import Plan, Routing
 from polyrec.server.access.access import Access
 from polyrec.server.app.background import run_in_thread

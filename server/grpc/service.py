@@ -17,7 +17,7 @@ from typing import Any
 
 import grpc
 
-from polyrec.models.bundle.bundle import code_version
+from polyrec.models.version import code_version
 from polyrec.server.clock import clock
 from polyrec.server.errors import Forbidden, NotFound, NotReady, RequestError
 from polyrec.server.grpc.calls import abort, deadline_s, end_of, id_metadata, is_canceled, scope_of

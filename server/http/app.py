@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from polyrec.models.bundle.bundle import code_version
+from polyrec.models.version import code_version
 from polyrec.server.app.engine import Engine, LifecycleState
 from polyrec.server.app.served_model import ALIAS
 from polyrec.server.app.serving import Serving

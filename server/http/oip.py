@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.types import Scope
 
-from polyrec.models.bundle.bundle import code_version
+from polyrec.models.version import code_version
 from polyrec.server.app.engine import Engine
 from polyrec.server.app.serving import OpenPath, Serving
 from polyrec.server.codecs.oip_codec import OUTPUT, encode

@@ -21,7 +21,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 
-from polyrec.models.bundle.bundle import code_version
+from polyrec.models.version import code_version
 from polyrec.server.app.logs import log_to_stderr
 from polyrec.server.tracing.records import RequestRecord, unpack_records
 from polyrec.server.tracing.spans import Ids, Spans

@@ -16,7 +16,7 @@ from typing import Any
 
 from starlette.requests import Request
 
-from polyrec.models.bundle.bundle import code_version
+from polyrec.models.version import code_version
 from polyrec.server.app.engine import Engine
 from polyrec.server.clock import clock
 from polyrec.server.errors import Malformed, NotReady
