@@ -58,8 +58,9 @@ class GraphWriter:
         self.constants.append(numpy_helper.from_array(np.asarray(array, order="C"), name))
         return name
 
-    def concat(self, parts: Sequence[str], axis: int = 1) -> str:
-        return self.node("Concat", *parts, axis=axis) if len(parts) > 1 else parts[0]
+    def concat(self, parts: Sequence[str]) -> str:
+        """Concatenates the columns of tensors."""
+        return self.node("Concat", *parts, axis=1) if len(parts) > 1 else parts[0]
 
     def products(self, left: str, right: str, count: int) -> str:
         """Adds dot products of all vectors of `left` with all of `right`, flattened to [rows, count]."""
