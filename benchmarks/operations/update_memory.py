@@ -24,16 +24,8 @@ import numpy as np
 import psutil
 
 from benchmarks.command import command_parser, save
-from benchmarks.operations.update_feed import (
-    STARTS_S,
-    UpdateLoad,
-    arrivals,
-    bundle_in,
-    feed,
-    load_run,
-    new_values,
-    settings_of,
-)
+from benchmarks.operations.update_feed import STARTS_S, arrivals, bundle_in, load_run, settings_of
+from benchmarks.operations.update_load import UpdateLoad, feed, new_values
 from polyrec.loadtest.drivers.connection import Target
 from polyrec.loadtest.machine import machine
 from polyrec.loadtest.traffic.request_bodies import RANK
