@@ -34,7 +34,7 @@ RESPONSE = message_class("ModelStreamInferResponse")
 
 
 class _Request(NamedTuple):
-    """A request that was read: its query, or the error with which it was rejected.
+    """A request that was read: its query, or the error with which it was rejected (and recorded).
 
     id: used in an error response.
     bytes: size of its message, to which rows may refer.
@@ -128,11 +128,31 @@ class InferStream:
             return _Request(call, None, e, self._id_of(message), len(message))
 
     async def _answer(self, request: _Request) -> None:
-        call, query, error, name, _ = request
+        """Writes the response to a request, and records how it ended."""
+        response, error = await self._response(request)
+        try:
+            async with asyncio.timeout(self._write_s):
+                await self._context.write(response.SerializeToString())
+        except TimeoutError:
+            self._models.default.metrics.limited.labels("grpc_write").inc()
+            too_slow = TooSlow("grpc_write", f"a response was not read in {self._write_s:g} s")
+            if error is None:
+                request.call.reject(too_slow)
+            raise too_slow from None
+        except BaseException:
+            if error is None:
+                request.call.reject(end_of(self._context))
+            raise
+        if error is None:
+            request.call.finish(200)
+
+    async def _response(self, request: _Request) -> tuple[Any, Exception | None]:
+        """Waits for the answer; returns the response, and the error that it reports, which is recorded."""
+        call, error = request.call, request.error
         response = RESPONSE()
-        if query is not None:
+        if request.query is not None:
             try:
-                reply = call.reply(await call.answer(query))
+                reply = call.reply(await call.answer(request.query))
                 response.infer_response.MergeFromString(reply.body)
             except asyncio.CancelledError:
                 if is_canceled():
@@ -146,22 +166,8 @@ class InferStream:
         if error is not None:
             status = status_of(error)
             response.error_message = f"[StatusCode.{status.code.name}] {status.message}"
-            response.infer_response.id = name
-        try:
-            async with asyncio.timeout(self._write_s):
-                await self._context.write(response.SerializeToString())
-        except TimeoutError:
-            self._models.default.metrics.limited.labels("grpc_write").inc()
-            too_slow = TooSlow("grpc_write", f"a response was not read in {self._write_s:g} s")
-            if error is None:
-                call.reject(too_slow)
-            raise too_slow from None
-        except BaseException:
-            if error is None:
-                call.reject(end_of(self._context))
-            raise
-        if error is None:
-            call.finish(200)
+            response.infer_response.id = request.id
+        return response, error
 
     def _id_of(self, message: bytes) -> str:
         """Returns the id of a possibly malformed request."""
