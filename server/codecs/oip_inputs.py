@@ -238,7 +238,30 @@ class Inputs:
         return self._repeated(Tensors(plain.dense, sparse, bags, rows, features, lengths))
 
     def _ranked(self, tensors: Mapping[str, Array]) -> RankedTensors:
+        """Converts the arrays of the ranking form. Raises TooLarge or Malformed."""
+        self._check_no_plain_input(tensors)
         context, candidate = self._groups["context"], self._groups["candidate"]
+        _require(context.missing(tensors) or candidate.missing(tensors))
+        lengths = tensors.get(CONTEXT_LENGTHS)
+        contexts, rows = context.count(tensors), candidate.count(tensors)
+        if contexts is None:
+            contexts = 1 if lengths is None else len(lengths)
+        # without candidate inputs, only the lengths imply the number of candidates
+        if rows is None and lengths is not None:
+            rows = int(lengths.sum())
+        rows = self._allowed(rows)
+        sizes = _context_sizes(lengths, contexts, rows)
+        context_row = np.zeros(rows, np.int64) if contexts == 1 else np.repeat(np.arange(contexts), sizes)
+        of_context, of_rows = context.read(tensors, contexts), candidate.read(tensors, rows)
+        if self._request is None:
+            return RankedTensors(of_context, of_rows, context_row, None, sizes)
+        features, of_context.sparse, of_context.bags, of_rows.sparse = self._request.ranked(
+            (of_context.sparse, of_context.bags), (of_rows.dense, of_rows.sparse), context_row, sizes
+        )
+        return RankedTensors(of_context, of_rows, context_row, features, sizes)
+
+    def _check_no_plain_input(self, tensors: Mapping[str, Array]) -> None:
+        """Raises Malformed if inputs of the plain form stand beside those of a ranking."""
         if GROUP_LENGTHS in tensors:
             raise Malformed(
                 f"input '{GROUP_LENGTHS}' cannot be combined with a ranking; its contexts are its requests"
@@ -250,32 +273,6 @@ class Inputs:
                     f"input '{declared.name}' does not go with '{odd}'; a ranking has "
                     f"'context.{declared.name}' and 'candidate.{declared.name}' instead"
                 )
-        _require(context.missing(tensors) or candidate.missing(tensors))
-        lengths = tensors.get(CONTEXT_LENGTHS)
-        contexts, rows = context.count(tensors), candidate.count(tensors)
-        if contexts is None:
-            contexts = 1 if lengths is None else len(lengths)
-        # without candidate inputs, only the lengths imply the number of candidates
-        if rows is None and lengths is not None:
-            rows = int(lengths.sum())
-        rows = self._allowed(rows)
-        if not contexts:
-            raise Malformed("the request has no contexts")
-        if lengths is None:
-            if contexts != 1:
-                raise Malformed(f"input '{CONTEXT_LENGTHS}' is missing; there are {contexts} contexts")
-            sizes = np.array([rows])
-            context_row = np.zeros(rows, np.int64)
-        else:
-            sizes = _segments(CONTEXT_LENGTHS, lengths, contexts, rows)
-            context_row = np.repeat(np.arange(contexts), sizes)
-        of_context, of_rows = context.read(tensors, contexts), candidate.read(tensors, rows)
-        if self._request is None:
-            return RankedTensors(of_context, of_rows, context_row, None, sizes)
-        features, of_context.sparse, of_context.bags, of_rows.sparse = self._request.ranked(
-            (of_context.sparse, of_context.bags), (of_rows.dense, of_rows.sparse), context_row, sizes
-        )
-        return RankedTensors(of_context, of_rows, context_row, features, sizes)
 
     def _allowed(self, rows: int | None) -> int:
         if not rows:
@@ -291,6 +288,20 @@ class Inputs:
 def _require(missing: str | None) -> None:
     if missing is not None:
         raise Malformed(f"input '{missing}' is missing")
+
+
+def _context_sizes(lengths: Array | None, contexts: int, rows: int) -> Array:
+    """Returns the candidates of each context, [contexts]; without lengths, one context has all rows.
+
+    Raises Malformed.
+    """
+    if not contexts:
+        raise Malformed("the request has no contexts")
+    if lengths is not None:
+        return _segments(CONTEXT_LENGTHS, lengths, contexts, rows)
+    if contexts != 1:
+        raise Malformed(f"input '{CONTEXT_LENGTHS}' is missing; there are {contexts} contexts")
+    return np.array([rows])
 
 
 def _segments(name: str, lengths: Array, contexts: int | None, rows: int) -> Array:
