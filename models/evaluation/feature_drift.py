@@ -26,6 +26,8 @@ from pydantic import Field, model_validator
 from polyrec.models.data.encoded import EncodedRows
 from polyrec.models.files import Strict
 from polyrec.models.schema.batch import F64, I64, Batch, Block
+from polyrec.models.schema.dedup.columns import columns_of
+from polyrec.models.schema.dedup.distinct import Jagged
 from polyrec.models.schema.encoder import Encoder
 from polyrec.models.schema.schema import ROLES, RoleLayout
 from polyrec.models.schema.vocabulary import REJECTED
@@ -252,21 +254,11 @@ def reference_of(encoder: Encoder, data: EncodedRows, rows: I64) -> FeatureRefer
 
 
 def _edges(encoder: Encoder, batches: Iterable[Batch]) -> dict[str, list[float]]:
-    """Returns edges that divide each feature's known, present values into at most BINS bins of equal
-    shares.
-    """
+    """Returns the edges of each feature's bins, by its known, present values in all batches."""
     values: dict[str, list[NDArray[Any]]] = {}
     for batch in batches:
-        plain = batch.exploded()
-        for role, block in zip(ROLES, (plain.context, plain.candidate), strict=True):
-            layout = encoder.schema.layout(role)
-            for i, number in enumerate(layout.dense):
-                values.setdefault(number.name, []).append(block.dense[:, i])
-            for i, single in enumerate(layout.singles):
-                values.setdefault(single.name, []).append(block.ranks[:, i])
-            column = block.bag_columns()
-            for i, bag in enumerate(layout.bags):
-                values.setdefault(bag.name, []).append(block.bag_values[column == i])
+        for name, column in columns_of(batch, encoder.schema).items():
+            values.setdefault(name, []).append(column.values if isinstance(column, Jagged) else column)
     vocabulary = {f.name: encoder.vocabulary(f) for f in encoder.schema.categorical}
     found = {}
     for name, parts in values.items():
@@ -275,12 +267,18 @@ def _edges(encoder: Encoder, batches: Iterable[Batch]) -> dict[str, list[float]]
             v = vocabulary[name]
             own = own[(own != v.missing_rank) & (own != v.oov_rank)]
         if own.size:
-            # a value equal to a quantile begins a bin; equal quantiles, as of a hot id, form one edge
-            cuts = np.quantile(own, np.arange(1, BINS) / BINS, method="inverted_cdf")
-            found[name] = [float(c) for c in np.unique(cuts) if c > own.min()]
-            if not found[name] and own.max() > own.min():
-                # one value is nine tenths of all or more: a bin of it, and one of the others
-                found[name] = [float(own[own > own.min()].min())]
+            found[name] = _equal_shares(own)
+    return found
+
+
+def _equal_shares(values: NDArray[Any]) -> list[float]:
+    """Returns the edges that divide values, at least one, into at most BINS bins of equal shares."""
+    # a value equal to a quantile begins a bin; equal quantiles, as of a hot id, form one edge
+    cuts = np.quantile(values, np.arange(1, BINS) / BINS, method="inverted_cdf")
+    found = [float(c) for c in np.unique(cuts) if c > values.min()]
+    if not found and values.max() > values.min():
+        # one value is nine tenths of all or more: a bin of it, and one of the others
+        found = [float(values[values > values.min()].min())]
     return found
 
 
