@@ -219,7 +219,7 @@ class Settings(Strict):
         return self
 
     @model_validator(mode="after")
-    def _settings_fit_together(self) -> Settings:
+    def _number_of_models_fits(self) -> Settings:
         if self.bundle is None and self.plan is None:
             for name in ("model_name", "tier_directory"):
                 if getattr(self, name) is not None:
@@ -228,6 +228,10 @@ class Settings(Strict):
             raise ValueError("model_share and model_weight are for several models; there is one")
         if sum(numbers_of(self.model_share).values()) > 1 + 1e-9:
             raise ValueError("model_share: the shares of all models add up to more than 1")
+        return self
+
+    @model_validator(mode="after")
+    def _settings_fit_together(self) -> Settings:
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("give both --tls-cert FILE and --tls-key FILE, or neither")
         if self.store_url is not None and Login.from_url(self.store_url).password is not None:
