@@ -24,6 +24,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from polyrec.models.data.altered_values import AlteredValues
 from polyrec.models.data.growing_array import GrowingArrays
 from polyrec.models.data.packed.reader import PackedReader
 from polyrec.models.data.reader import DataReader
@@ -84,6 +85,7 @@ class EncodedRows:
     label: float32 [rows], 1 for a click. split: int8 [rows], as in polyrec.models.data.split.
     group: int64 [rows] or None; equal for rows of one request (the group column's values if they are
     integers, else their 64-bit hashes).
+    altered: counts of values that were replaced.
     """
 
     def __init__(
@@ -94,10 +96,12 @@ class EncodedRows:
         group: I64 | None,
         starts: I64 | None,
         folder: Path | None,
+        altered: AlteredValues,
     ) -> None:
         self.label = label
         self.split = split
         self.group = group
+        self.altered = altered
         self._blocks = blocks
         self._starts = starts
         self._remove = None if folder is None else _removal(self, folder)
@@ -182,7 +186,7 @@ def encode(
     schema = encoder.schema
     largest = max((v.size for v in encoder.vocabularies.values()), default=0)
     share = share and schema.group is not None and bool(schema.context.names)
-    store = GrowingArrays(memory_bytes)
+    store, altered = GrowingArrays(memory_bytes), AlteredValues()
     try:
         for part in _parts(reader, schema, share, min(max(ROWS, largest // 2), MAX_ROWS)):
             progress(part.rows)
@@ -193,10 +197,10 @@ def encode(
             if not wanted.all():
                 part, split = part.filter(wanted), split[wanted]
             store.append("split", split)
-            _append(store, encoder, part, share)
+            _append(store, encoder, part, share, altered)
         if not store.names:
             raise DataError(f"{reader.path}: there are no rows to use")
-        return _encoded(store, schema, share)
+        return _encoded(store, schema, share, altered)
     except BaseException:
         store.remove()
         raise
@@ -221,10 +225,10 @@ def encode_windows(
     for number, part in enumerate(_windows(reader, schema, splitter, which, share, rows)):
         if number < first:
             continue
-        store = GrowingArrays(sys.maxsize)
+        store, altered = GrowingArrays(sys.maxsize), AlteredValues()
         store.append("split", splitter(part.exploded(schema.split.columns)))
-        _append(store, encoder, part, share)
-        yield _encoded(store, schema, share)
+        _append(store, encoder, part, share, altered)
+        yield _encoded(store, schema, share, altered)
 
 
 def _windows(
@@ -289,17 +293,25 @@ def _batched(parts: Iterable[T], rows: int, rows_of: Callable[[T], int]) -> Iter
         yield buffered
 
 
-def _append(store: GrowingArrays, encoder: Encoder, part: Requests, share: bool) -> None:
+def _append(
+    store: GrowingArrays, encoder: Encoder, part: Requests, share: bool, altered: AlteredValues
+) -> None:
     schema = encoder.schema
     ranks = index_type(max((v.rows for v in encoder.vocabularies.values()), default=0))
     requests = bool(part.shared.num_columns)
-    context = encoder.arrow_block("context", part.shared if requests else part.per_row)
+    shared = part.shared if requests else part.per_row
+    context, candidate = (
+        encoder.arrow_block("context", shared),
+        encoder.arrow_block("candidate", part.per_row),
+    )
+    altered.add(encoder, "context", shared, context)
+    altered.add(encoder, "candidate", part.per_row, candidate)
     if share:
         heads = np.flatnonzero(row_changes(block_columns(context), context.rows))
         lengths = part.lengths if requests else np.ones(context.rows, np.int64)
         context = context.take(heads)
         store.append("lengths", np.add.reduceat(lengths, heads).astype(np.int32))
-    for role, block in (("context", context), ("candidate", encoder.arrow_block("candidate", part.per_row))):
+    for role, block in (("context", context), ("candidate", candidate)):
         store.append(f"{role}.dense", block.dense)
         store.append(f"{role}.ranks", block.ranks.astype(ranks))
         store.append(f"{role}.bag_values", block.bag_values.astype(ranks))
@@ -313,7 +325,7 @@ def _append(store: GrowingArrays, encoder: Encoder, part: Requests, share: bool)
         store.append("group", group_codes(schema.group, rows.column(schema.group)))
 
 
-def _encoded(store: GrowingArrays, schema: Schema, share: bool) -> EncodedRows:
+def _encoded(store: GrowingArrays, schema: Schema, share: bool, altered: AlteredValues) -> EncodedRows:
     blocks: dict[Role, _StoredBlock] = {}
     for role in ROLES:
         blocks[role] = _StoredBlock(
@@ -328,7 +340,7 @@ def _encoded(store: GrowingArrays, schema: Schema, share: bool) -> EncodedRows:
     if starts is not None and starts.size - 1 == label.size:
         starts = None
     group = None if schema.group is None else store.array("group")
-    return EncodedRows(blocks, label, store.array("split"), group, starts, store.folder)
+    return EncodedRows(blocks, label, store.array("split"), group, starts, store.folder, altered)
 
 
 def _ends(store: GrowingArrays, lengths: str, name: str) -> I64:

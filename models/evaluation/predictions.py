@@ -7,13 +7,14 @@ statistics) share one pass over the data.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.bundle.manifest import VOCABULARY
+from polyrec.models.data.altered_values import AlteredValues
 from polyrec.models.data.encoded import encode
 from polyrec.models.data.reader import OnMalformed, open_data
 from polyrec.models.data.split import Splitter, fit_splitter
@@ -30,12 +31,14 @@ class Predictions:
 
     label: float32 [rows]. group: int64 [rows] or None. probabilities: name -> float32 [rows].
     negatives_kept: share of the negatives in the data, from the schema.
+    altered: values of the rows that the first model's encoder replaced.
     """
 
     label: F32
     group: I64 | None
     probabilities: dict[str, F32]
     negatives_kept: float = 1.0
+    altered: AlteredValues = field(default_factory=AlteredValues)
 
 
 def predict_all(
@@ -70,6 +73,7 @@ def predict_all(
                     "they cannot be compared on the same rows"
                 )
     label: F32 | None = None
+    altered = AlteredValues()
     group: I64 | None = None
     found: dict[str, F32] = {}
     for family in _families(bundles):
@@ -80,7 +84,7 @@ def predict_all(
         with encode(reader, encoder, splitter, splits, progress=phase("encode", hint)) as data:
             if label is None:
                 # copies, because closing frees the data
-                label = data.label.copy()
+                label, altered = data.label.copy(), data.altered
                 group = None if data.group is None else data.group.copy()
             elif not np.array_equal(label, data.label):
                 raise DataError(
@@ -92,7 +96,7 @@ def predict_all(
                 found[name] = predict_rows(model, data, progress=phase(f"predict {name}", data.rows))
     assert label is not None
     by_name = {name: found[name] for name in names}
-    return Predictions(label, group, by_name, first.label.negatives_kept)
+    return Predictions(label, group, by_name, first.label.negatives_kept, altered)
 
 
 def _families(bundles: Mapping[str, Bundle]) -> list[list[str]]:

@@ -236,20 +236,20 @@ class Encoder:
 
     def unknown(self, batch: Batch) -> dict[str, int]:
         """Counts out-of-vocabulary lookups of a batch by feature, omitting features without any."""
-        counts: dict[str, int] = {}
-        for layout, block in (
-            (self.schema.context, batch.context),
-            (self.schema.candidate, batch.candidate),
-        ):
-            if layout.singles:
-                oov = np.array([self.vocabulary(f).oov_rank for f in layout.singles])
-                hits = (block.ranks == oov).sum(axis=0)
-                counts |= {f.name: int(n) for f, n in zip(layout.singles, hits, strict=True) if n}
-            for i, f in enumerate(layout.bags):
-                which = np.arange(i, block.bag_offsets.size - 1, len(layout.bags))
-                values, _ = take_bags(block.bag_values, block.bag_offsets, which)
-                if n := int((values == self.vocabulary(f).oov_rank).sum()):
-                    counts[f.name] = n
+        return self.unknown_of("context", batch.context) | self.unknown_of("candidate", batch.candidate)
+
+    def unknown_of(self, role: Role, block: Block) -> dict[str, int]:
+        """Counts out-of-vocabulary lookups of one role's block, like `unknown`."""
+        layout, counts = self.schema.layout(role), dict[str, int]()
+        if layout.singles:
+            oov = np.array([self.vocabulary(f).oov_rank for f in layout.singles])
+            hits = (block.ranks == oov).sum(axis=0)
+            counts |= {f.name: int(n) for f, n in zip(layout.singles, hits, strict=True) if n}
+        for i, f in enumerate(layout.bags):
+            which = np.arange(i, block.bag_offsets.size - 1, len(layout.bags))
+            values, _ = take_bags(block.bag_values, block.bag_offsets, which)
+            if n := int((values == self.vocabulary(f).oov_rank).sum()):
+                counts[f.name] = n
         return counts
 
 

@@ -17,6 +17,7 @@ import torch
 
 from polyrec.models.bundle.bundle import Bundle, require_target, write_bundle
 from polyrec.models.bundle.manifest import with_width
+from polyrec.models.data.altered_values import ALTERED, AlteredValues
 from polyrec.models.data.encoded import MEMORY_BYTES, EncodedRows, encode
 from polyrec.models.data.reader import DataReader
 from polyrec.models.data.split import TEST, TRAIN, VALIDATION, Splitter, fit_splitter
@@ -62,6 +63,7 @@ class Fitted:
 
     unseen: see models/training/unseen.py. scales: calibration of each head's logits.
     activations: input ranges of the net's layers, on rows that selected or trained its weights.
+    altered: counts of replaced values in the training and validation rows.
     """
 
     encoder: Encoder
@@ -71,6 +73,7 @@ class Fitted:
     baselines: Baselines | None = None
     scales: tuple[LogitScale, ...] = ()
     activations: Activations | None = None
+    altered: AlteredValues = field(default_factory=AlteredValues)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +175,7 @@ class Learner:
             quality = measure_widths(model, test, self.schema)
             reference = reference_of(encoder, test, test.select(TEST))
             baselines = fitted.baselines.measure(test, kept) if fitted.baselines else {}
+            altered = {"training": fitted.altered, "test": test.altered}
         return write_bundle(
             out,
             model,
@@ -190,6 +194,7 @@ class Learner:
                 "unseen": fitted.unseen,
                 "logit_scales": [asdict(scale) for scale in fitted.scales],
                 "data": {"fingerprint": fingerprint, "path": self.reader.path.name},
+                ALTERED: {name: found.record() for name, found in altered.items()},
                 **({"from": self.start.record(encoder)} if self.start else {}),
                 **({"workers": self.workers.record()} if self.workers else {}),
                 **({FEATURE_REFERENCE: reference.model_dump()} if reference else {}),
@@ -205,7 +210,9 @@ class Learner:
             stream = self._streamed(encoder, splitter, (TRAIN,))
             with self.encoded(encoder, splitter, (VALIDATION,)) as data:
                 self.require_classes(stream, Rows(data, data.select(VALIDATION)))
-                return self.fit(encoder, stream, Rows(data, data.select(VALIDATION)), checkpoints)
+                fitted = self.fit(encoder, stream, Rows(data, data.select(VALIDATION)), checkpoints)
+                both = AlteredValues.sum((stream.altered, data.altered))
+                return dataclasses.replace(fitted, altered=both)
         with self.encoded(encoder, splitter, (TRAIN, VALIDATION)) as data:
             training, validation = data.select(TRAIN), data.select(VALIDATION)
             for name, rows in (("train", training), ("validation", validation)):
@@ -213,6 +220,7 @@ class Learner:
                     raise DataError(f"{self.reader.path}: the split leaves no {name} rows")
             self.require_classes(Rows(data, training), Rows(data, validation))
             fitted = self.fit(encoder, Rows(data, training), Rows(data, validation), checkpoints)
+            fitted = dataclasses.replace(fitted, altered=data.altered)
             if not self.baselines:
                 return fitted
             seed = self.training.recipe.seed

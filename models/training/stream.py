@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from polyrec.models.data.altered_values import AlteredValues
 from polyrec.models.data.encoded import encode_windows
 from polyrec.models.data.reader import DataReader
 from polyrec.models.data.split import Splitter
@@ -29,6 +30,8 @@ class StreamedRows:
 
     A first pass over the columns of split and label counts rows and clicks; `progress` is called with the
     number of rows of each batch. Raises DataError if these splits have no rows.
+
+    altered: counts of values that were replaced, of the windows read so far.
     """
 
     def __init__(
@@ -52,10 +55,15 @@ class StreamedRows:
         if not rows:
             raise DataError(f"{reader.path}: the split leaves no train rows")
         self.size, self.base_rate = rows, clicks / rows
+        self.altered = AlteredValues()
+        self._counted = 0
 
     def windows(self, first: int = 0) -> Iterator[Rows]:
         """Yields the windows, starting at number `first`; earlier ones are read but not encoded."""
-        for data in ahead(encode_windows(*self._read, first=first)):
+        for number, data in enumerate(ahead(encode_windows(*self._read, first=first)), first):
+            if number >= self._counted:  # once, however many passes there are
+                self.altered = AlteredValues.sum((self.altered, data.altered))
+                self._counted = number + 1
             yield Rows(data, np.arange(data.rows))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from typing import TYPE_CHECKING
 
 from polyrec.cli.train.data_arguments import add_on_malformed, add_period
@@ -84,6 +85,9 @@ def run(args: argparse.Namespace) -> int:
     torch.set_num_threads(1)
     bundles, baseline_label = _bundles(args.bundles, baseline)
     predictions = _predictions(args, bundles)
+    schema = next(iter(bundles.values())).manifest.schema_
+    for line in predictions.altered.warnings(schema.categorical):
+        print(f"warning: {line}", file=sys.stderr)
     if args.predictions:
         _save(args.predictions, predictions)
     if len(bundles) == 1 and not args.report:

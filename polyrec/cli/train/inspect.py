@@ -29,6 +29,7 @@ def run(args: argparse.Namespace) -> int:
     if Path(args.path).is_file():
         return _file(args)
     from polyrec.models.bundle.bundle import load_bundle
+    from polyrec.models.data.altered_values import AlteredValues
     from polyrec.models.dlrm.cost import flops
     from polyrec.models.schema.popularity import skew
 
@@ -50,6 +51,8 @@ def run(args: argparse.Namespace) -> int:
     )
     for split, metrics in manifest.metrics.items():
         print(f"{split:>10}  " + "  ".join(f"{k} {v:.5g}" for k, v in metrics.items() if v is not None))
+    for line in AlteredValues.of_training(manifest.training).warnings(manifest.schema_.categorical):
+        print(f"data: {line}")
     for view in bundle.by_width() if bundle.widths else ():
         each = flops(view).total / 1e6
         print(f"{view.name:>10}  {each:.3f} MFLOP a row, {view.net_bytes:,} bytes of dense net")

@@ -205,14 +205,17 @@ def _check_flags(args: argparse.Namespace) -> None:
 
 def _report(bundle: Bundle, malformed: int, as_json: bool) -> None:
     """Prints the bundle and its metrics to stdout, and warnings to stderr."""
+    from polyrec.models.data.altered_values import ALTERED, AlteredValues
     from polyrec.models.training.baselines import CONSTANT, LOGISTIC, shortfalls
 
     manifest = bundle.manifest
-    warnings = shortfalls(manifest.metrics)
+    altered = AlteredValues.of_training(manifest.training)
+    warnings = [*altered.warnings(manifest.schema_.categorical), *shortfalls(manifest.metrics)]
     for warning in warnings:
         print(f"warning: {warning}", file=sys.stderr)
     if as_json:
         result = {"bundle": str(bundle.path), "version": manifest.version, "metrics": manifest.metrics}
+        result[ALTERED] = manifest.training[ALTERED]
         print(json.dumps(result | {"malformed": malformed, "warnings": warnings}))
         return
     print(f"{bundle.path}: {manifest.name} {bundle.name}, version {manifest.version}, {bundle.bytes:,} bytes")

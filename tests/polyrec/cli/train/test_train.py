@@ -4,9 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 
 from polyrec.cli.main import main
 from polyrec.models.bundle.bundle import load_bundle
+from polyrec.models.schema.schema import BUILT_IN
 from polyrec.models.training.recipe import load_recipe_file
 
 SMALL = "{architecture: {width: 4, bottom: [8], top: [8], interaction: cat}, recipe: {epochs: 1}}"
@@ -52,6 +54,25 @@ def test_a_model_that_does_not_beat_the_baselines_is_warned_of(
     shown = capsys.readouterr()
     assert "warning: the model does not beat the baseline 'logistic' on the test rows: log-loss" in shown.err
     assert [line.split()[0] for line in shown.out.splitlines()[1:4]] == ["test", "constant", "logistic"]
+
+
+def test_lists_that_the_schema_cuts_are_reported_by_feature(
+    clicks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    schema = yaml.safe_load((BUILT_IN / "trivago.yaml").read_text())
+    next(f for f in schema["categorical"] if f["name"] == "recent_items")["max_length"] = 1
+    (tmp_path / "short.yaml").write_text(yaml.safe_dump(schema))
+    short = ("--schema", str(tmp_path / "short.yaml"))
+    assert train(monkeypatch, clicks, tmp_path, *short, "--json") == 0
+    result = json.loads(capsys.readouterr().out)
+    (warning,) = (line for line in result["warnings"] if "max_length" in line)
+    assert warning.startswith("feature 'recent_items': ")
+    assert result["altered_values"]["training"]["recent_items"]["cut_lists"] > 0
+    for command in (("evaluate", tmp_path / "table", "--data", clicks), ("inspect", tmp_path / "table")):
+        monkeypatch.setattr("sys.argv", ["polyrec", *map(str, command)])
+        assert main() == 0
+        shown = capsys.readouterr()
+        assert "feature 'recent_items': " in (shown.err if command[0] == "evaluate" else shown.out)
 
 
 @pytest.mark.parametrize("text", ["10", "10d", "m", "-1s", "infs"])
