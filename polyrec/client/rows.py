@@ -2,8 +2,9 @@
 
 Accepts a list of mappings (one per row), a mapping of columns (lists, NumPy arrays, series), and anything
 with Arrow's C stream interface: pyarrow tables and batches, pandas and polars data frames. None of these
-libraries is imported before rows of its kind arrive. NaN and nulls are missing values. True and false are
-sent as 1 and 0, the form in which such columns are trained.
+libraries is imported before rows of its kind arrive. NaN and nulls are missing values. Infinite numbers are
+refused, as in training: JSON would send null. True and false are sent as 1 and 0, the form in which such
+columns are trained.
 """
 
 from __future__ import annotations
@@ -17,22 +18,30 @@ from polyrec.client.errors import InvalidRequest
 
 Columns = dict[str, Any]
 """Feature -> list or NumPy array of its values, all of one length."""
+INFINITE = (float("inf"), float("-inf"))
 Rows = Any
 """Rows of one of the forms above; a protocol that names them all would need all libraries."""
 
 
 def columns_of(rows: Rows) -> Columns:
-    """Returns the columns of rows; arrays stay arrays. Raises InvalidRequest for another form."""
+    """Returns the columns of rows; arrays stay arrays.
+
+    Raises InvalidRequest for another form, a column that occurs twice, or an infinite number.
+    """
     if isinstance(rows, Mapping):
-        return {str(name): _column(values) for name, values in rows.items()}
-    if hasattr(rows, "__arrow_c_stream__"):
-        return _arrow_columns(rows)
-    if isinstance(rows, Sequence) and not isinstance(rows, str | bytes):
-        return _transposed(rows)
-    raise InvalidRequest(
-        f"rows are a {type(rows).__name__}; give a list of dicts, a dict of columns, "
-        "or a pandas, polars or Arrow table"
-    )
+        columns = {str(name): _column(values) for name, values in rows.items()}
+    elif hasattr(rows, "__arrow_c_stream__"):
+        columns = _arrow_columns(rows)
+    elif isinstance(rows, Sequence) and not isinstance(rows, str | bytes):
+        columns = _transposed(rows)
+    else:
+        raise InvalidRequest(
+            f"rows are a {type(rows).__name__}; give a list of dicts, a dict of columns, "
+            "or a pandas, polars or Arrow table"
+        )
+    for name, values in columns.items():
+        _refuse_infinite(name, values)
+    return columns
 
 
 def context_of(context: Mapping[str, Any] | None) -> dict[str, Any] | None:
@@ -41,7 +50,24 @@ def context_of(context: Mapping[str, Any] | None) -> dict[str, Any] | None:
         return None
     if not isinstance(context, Mapping):
         raise InvalidRequest(f"the context is a {type(context).__name__}; give a dict: feature -> value")
-    return {str(name): _value(value) for name, value in context.items()}
+    values = {str(name): _value(value) for name, value in context.items()}
+    for name, value in values.items():
+        _refuse_infinite(name, (value,))
+    return values
+
+
+def _refuse_infinite(name: str, values: Sequence[Any] | np.ndarray[Any, Any]) -> None:
+    """Raises InvalidRequest for an infinite number in a column."""
+    rows: list[int]
+    if isinstance(values, np.ndarray):
+        rows = np.flatnonzero(np.isinf(values)).tolist() if values.dtype.kind == "f" else []
+    else:
+        rows = [values.index(x) for x in INFINITE if x in values]
+    if rows:
+        row = min(rows)
+        raise InvalidRequest(
+            f"feature '{name}': {values[row]} is not a finite number (row {row}); correct it, or send None"
+        )
 
 
 def _column(values: Any) -> Any:
@@ -95,9 +121,12 @@ def _arrow_columns(rows: Any) -> Columns:
             table = pa.Table.from_pandas(rows, preserve_index=False)
         else:
             table = pa.table(rows)
-    except pa.ArrowException as e:
+    except (pa.ArrowException, ValueError) as e:  # pandas: a plain ValueError for duplicate columns
         raise InvalidRequest(f"rows are no table: {e}") from None
     columns: Columns = {}
+    if len(set(table.column_names)) < table.num_columns:
+        twice = next(name for name in table.column_names if table.column_names.count(name) > 1)
+        raise InvalidRequest(f"rows have column '{twice}' more than once")
     for name, column in zip(table.column_names, table.columns, strict=True):
         if pa.types.is_boolean(column.type):
             column = column.cast(pa.int8())

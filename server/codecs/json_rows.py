@@ -38,6 +38,11 @@ _NOT_A_NUMBER = re.compile(rb"-?(?:NaN|Infinity|inf|nan)")
 # a first surrogate that is not followed by a second escape or the beginning of one
 _LONE_SURROGATE = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u|\\?$)")
 _LONGEST_ESCAPE = 12
+_GOT_NO_INTEGER = re.compile(r"Expected int(?: \| null)?, got (bool|float)")
+_NO_INTEGER = {
+    "bool": "true is 1, and false 0",
+    "float": "write 7, not 7.0 (pandas makes floats of integers beside missing values: astype('Int64'))",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +234,8 @@ class JsonDecoder:
         """Converts msgspec's message to ours, which lists the valid names for an unknown field."""
         if not message.startswith(_UNKNOWN):
             said = message.replace("`", "")
-            return f"{said}; true is 1, and false 0" if "int | null, got bool" in said else said
+            got = _GOT_NO_INTEGER.search(said)
+            return f"{said}; {_NO_INTEGER[got[1]]}" if got else said
         # the location comes last and consists of names from the schema
         rest = message.removeprefix(_UNKNOWN).removesuffix("`")
         name, found, where = rest.rpartition("` - at `")

@@ -72,6 +72,39 @@ def test_true_and_false_are_sent_as_numbers(form: str) -> None:
     assert sent == f'{{"columns":{{"member":[{"1,0" if form == "arrays" else "1,0,null"}]}}}}'
 
 
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [{"price": 1.0}, {"price": math.inf}],
+        {"price": [1.0, -math.inf]},
+        {"price": np.array([1.0, np.inf], np.float32)},
+        {"price": np.array([1.0, np.inf, 2.0])[:2][::1]},
+        pd.DataFrame({"price": [None, np.inf]}),
+        pa.table({"price": [1.0, math.inf]}),
+    ],
+)
+def test_an_infinite_number_is_refused_and_not_sent_as_missing(rows: Any) -> None:
+    with pytest.raises(InvalidRequest, match=r"feature 'price': -?inf is not a finite number \(row 1\)"):
+        predict_body(rows)
+
+
+def test_an_infinite_number_of_the_context_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="feature 'age': inf is not a finite number"):
+        rank_body({"age": np.float32("inf"), "city": "Rome"}, [{"item": "a"}], None)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        pd.DataFrame([[1, 2]], columns=["price", "price"]),
+        pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["price", "price"]),
+    ],
+)
+def test_a_column_that_occurs_twice_is_refused(rows: Any) -> None:
+    with pytest.raises(InvalidRequest, match=r"(?i)column.*'price'"):
+        predict_body(rows)
+
+
 def test_a_ranking_has_context_and_top_k_only_if_given() -> None:
     assert orjson.loads(rank_body(None, {"item": ["a"]}, None)) == {"candidates": {"item": ["a"]}}
     sent = orjson.loads(rank_body({"age": np.float32(3), "liked": ("p",)}, pl.DataFrame({"item": ["a"]}), 2))

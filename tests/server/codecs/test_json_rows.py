@@ -112,7 +112,7 @@ def test_top_k_beyond_the_candidates_means_all_of_them() -> None:
             Invalid,
             "class[0]; true is 1, and false 0",
         ),
-        (b'{"columns": {"class": [1.5]}}', Invalid, "got float - at $.columns.class[0]"),
+        (b'{"columns": {"class": [1.5]}}', Invalid, "got float - at $.columns.class[0]; write 7, not 7.0"),
         (b'{"columns": {"tags": ["a"]}}', Invalid, "got str - at $.columns.tags[0]"),
         (b'{"columns": {"tags": [[null]]}}', Invalid, "got null - at $.columns.tags[0][0]"),
         (b'{"columns": {"tags": [[["a"]]]}}', Invalid, "got array - at $.columns.tags[0][0]"),
