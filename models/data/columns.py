@@ -164,14 +164,37 @@ def normalize_column(where: str, column: str, kind: ColumnKind, values: pa.Array
         values = pa.ListArray.from_arrays(offsets, _nan_to_null(values.flatten()))
     elif pt.is_floating(values.type):
         values = _nan_to_null(values)
+    if kind in ("integer", "integers"):
+        _require_exact(where, column, values)
     try:
         return values if values.type == target else values.cast(target)
     except pa.ArrowInvalid as e:
-        wide = "uint64" in str(values.type)
-        remedy = (
-            "; beyond 2^63 - 1, write them as strings and set `type: string` in the schema" if wide else ""
+        raise DataError(
+            f"{where}: column '{column}': {str(e).splitlines()[0]}{_too_large(kind, e)}"
+        ) from None
+
+
+def _require_exact(where: str, column: str, values: pa.Array) -> None:
+    """Raises DataError for ids stored as floats so large that different integers are the same float."""
+    flat = values.flatten() if pt.is_list(values.type) or pt.is_large_list(values.type) else values
+    if not pt.is_floating(flat.type):
+        return
+    exact = {16: 2**11, 32: 2**24, 64: 2**53}[flat.type.bit_width]
+    largest = pc.max(pc.abs(flat.cast(pa.float64()))).as_py()
+    if largest is not None and largest >= exact:
+        raise DataError(
+            f"{where}: column '{column}' is {flat.type} and has {largest:.0f}: from {exact:,} on, different "
+            "ids become the same; write integers (pandas: astype('Int64') before values are missing) or text"
         )
-        raise DataError(f"{where}: column '{column}': {str(e).splitlines()[0]}{remedy}") from None
+
+
+def _too_large(kind: ColumnKind, error: pa.ArrowInvalid) -> str:
+    """Returns the remedy for an integer that does not fit; empty for other errors."""
+    if kind == "number" and str(error).startswith("Integer value"):
+        return "; a number is exact up to 2^53: make it a categorical feature, or write it as float64"
+    if "uint64" in str(error) or str(error).startswith("Integer value"):
+        return "; beyond 2^63 - 1, write them as strings and set `type: string` in the schema"
+    return ""
 
 
 def _key_type(type_: pa.DataType) -> pa.DataType:

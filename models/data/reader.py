@@ -189,9 +189,11 @@ def is_csv(path: DataPath) -> bool:
 def csv_given(path: DataPath) -> DataError:
     """Returns the error for a CSV file or a folder of them, with a command that converts it to Parquet.
 
-    Empty fields become missing values; each file of a folder is converted to a file beside it.
+    Empty fields become missing values, and no others, since `NA` may be a country. Each file of a folder is
+    converted to a file beside it.
     """
-    code = "from pyarrow import csv, parquet; o = csv.ConvertOptions(strings_can_be_null=True); "
+    code = "from pyarrow import csv, parquet; "
+    code += 'o = csv.ConvertOptions(strings_can_be_null=True, null_values=[""]); '
     if isinstance(path, Path) and path.is_dir():
         what = f"no *.parquet file in '{path}'; of its CSV files make some"
         code += f"from pathlib import Path; found = Path({python_literal(str(path))}).rglob; "

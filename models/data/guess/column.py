@@ -33,6 +33,10 @@ MANY_VALUES = 1000
 UNIQUE_SHARE = 0.9
 """Share of distinct values above which a text identifies its row and cannot describe others."""
 SEPARATORS = ("|", ";", ",")
+MAX_INT64, MAX_EXACT = 2**63 - 1, 2**53
+"""The largest integer of an id, and of a number, which is stored as float64."""
+NUMBERS_FROM = 0.5
+"""Share of a text's values that are numbers from which on it may be a number with words for missing ones."""
 LISTED_FROM = 0.3
 """Share of a text's values with a separator from which on they may be lists, if their parts are far fewer."""
 
@@ -55,8 +59,10 @@ def guess_feature(name: str, column: pa.ChunkedArray) -> tuple[dict[str, Any] | 
         if _is_time_as_text(column):
             return None, "a time as text: write it as a timestamp, and rows are split by it"
         if distinct > UNIQUE_SHARE * len(column):
-            return None, f"{distinct:,} values in {len(column):,} rows: it identifies the row"
-        return {"type": "string"} | rare(distinct), f"text, {distinct:,} values{_list_hint(column)}"
+            why = f"{distinct:,} values in {len(column):,} rows: it identifies the row"
+            return None, why + (_list_hint(column) or _number_hint(column))
+        why = f"text, {distinct:,} values{_list_hint(column) or _number_hint(column)}"
+        return {"type": "string"} | rare(distinct), why
     if pt.is_boolean(type_):
         return {"type": "integer", "cardinality": 2}, "true or false, in a request 1 or 0"
     if pt.is_integer(type_):
@@ -83,10 +89,14 @@ def _bag(type_: pa.DataType, column: pa.ChunkedArray) -> tuple[dict[str, Any] | 
 
 def _integer(name: str, column: pa.ChunkedArray, distinct: int) -> tuple[dict[str, Any] | None, str]:
     low, high = (pc.min(column).as_py(), pc.max(column).as_py())
-    if ID.search(name):
+    if high > MAX_INT64:
+        return None, "it has values beyond 2^63 - 1: write them as text"
+    large = max(-low, high) > MAX_EXACT
+    if ID.search(name) or large:
         if distinct > UNIQUE_SHARE * len(column):
             return None, f"{distinct:,} values in {len(column):,} rows: it identifies the row"
-        return {"type": "integer"} | rare(distinct), f"an id by its name, {distinct:,} values"
+        why = "beyond 2^53, so an id" if large else "an id by its name"
+        return {"type": "integer"} | rare(distinct), f"{why}, {distinct:,} values"
     if low >= 0 and high < FEW_VALUES and distinct > high / 2:
         return {"type": "integer", "cardinality": high + 1}, f"the integers 0 to {high}"
     return _number(column)
@@ -128,6 +138,17 @@ def _list_hint(column: pa.ChunkedArray) -> str:
         if share >= LISTED_FROM and parts <= len(values) / 2:
             return f", {share:.0%} of them with '{separator}': if they are lists, write them as such"
     return ""
+
+
+def _number_hint(column: pa.ChunkedArray) -> str:
+    """Returns a hint if most values are numbers and others words, such as "n/a"; else empty."""
+    values = pc.unique(column).drop_null()
+    number = pc.match_substring_regex(values, r"^\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*$")
+    share = pc.mean(number.cast(pa.int8())).as_py() or 0.0
+    if not NUMBERS_FROM <= share < 1.0:
+        return ""
+    word = values.filter(pc.invert(number))[0].as_py()
+    return f", most of them numbers, not {word[:30]!r}: if it is a number, write the others as missing"
 
 
 def value_codes(column: pa.ChunkedArray) -> np.ndarray[Any, Any]:

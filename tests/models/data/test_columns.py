@@ -63,6 +63,18 @@ def test_a_list_column_keeps_its_rows_when_its_floats_become_integers() -> None:
         ("integer", pa.array([1.5]), "f: column 'c': Float value 1.500000 was truncated"),
         ("integer", pa.array([2**63], pa.uint64()), "f: column 'c': Integer value 9223372036854775808 not"),
         ("integer", pa.array([2**63], pa.uint64()), "write them as strings and set `type: string`"),
+        (
+            "number",
+            pa.array([2**53 + 1]),
+            "exact up to 2^53: make it a categorical feature, or write it as fl",
+        ),
+        ("integer", pa.array([1.0, 2.0**53, None]), "'c' is double and has 9007199254740992: from 9,007,199"),
+        (
+            "integer",
+            pa.array([-(2.0**24)], pa.float32()),
+            "from 16,777,216 on, different ids become the same",
+        ),
+        ("integers", pa.array([[1.0, 2.0**60], None]), "write integers (pandas: astype('Int64')"),
         ("integer", pa.array([Decimal("1.5")]), "f: column 'c': Rescaling Decimal"),
         ("number", pa.array(["1"]), "f: column 'c' is string, the schema needs a number (cast it when"),
         ("string", pa.array([b"x"]), "f: column 'c' is binary, the schema needs a string (cast it when"),

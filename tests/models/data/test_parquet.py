@@ -152,13 +152,13 @@ def test_message_explains_how_to_convert_a_csv_file(small: Schema, tmp_path: Pat
     path.write_text("item,clicked\na,1\n")
     with pytest.raises(DataError, match=r".csv' is not Parquet; of a CSV file make one: python -c") as e:
         guess_schema(path)
-    path.write_text('item,city,clicked\n"a, b",Ürümqi,1\nc,,0\n')
+    path.write_text('item,city,country,clicked\n"a, b",Ürümqi,NA,1\nc,,null,0\n')
     command = shlex.split(str(e.value).partition("make one: ")[2])
     subprocess.run([sys.executable, *command[1:]], check=True)
-    # an empty field is a missing value, not the text ''
+    # an empty field is a missing value, not the text ''; NA is Namibia
     assert pq.read_table(tmp_path / "it's $HOME.parquet").to_pylist() == [
-        {"item": "a, b", "city": "Ürümqi", "clicked": 1},
-        {"item": "c", "city": None, "clicked": 0},
+        {"item": "a, b", "city": "Ürümqi", "country": "NA", "clicked": 1},
+        {"item": "c", "city": None, "country": "null", "clicked": 0},
     ]
     with pytest.raises(DataError, match="of a CSV file make one"):
         open_data(path, small)

@@ -187,7 +187,20 @@ UNUSUAL = {
     "nothing": (pa.nulls(ROWS, pa.float64()), "missing in all rows"),
     "endless": (pa.array([float("nan"), float("inf")] * (ROWS // 2)), "missing or infinite in all rows"),
     "hollow": (pa.array([[]] * ROWS, pa.list_(pa.int64())), "empty in all rows"),
-    "hashed": (pa.array([2**63 + 2**20 * i for i in range(ROWS)], pa.uint64()), "a number"),
+    "hashed": (
+        pa.array([2**63 + 2**20 * i for i in range(ROWS)], pa.uint64()),
+        "beyond 2^63 - 1: write them as",
+    ),
+    "large": (pa.array([2**60 + i % 9 for i in range(ROWS)]), "beyond 2^53, so an id, 9 values"),
+    "amount": (
+        pa.array(["n/a" if i % 9 == 0 else f"{i % 99}.5" for i in range(ROWS)]),
+        "not 'n/a': if it is",
+    ),
+    "zip": (pa.array([f"0{i % 99}" for i in range(ROWS)]), "text, 99 values; "),
+    "words": (
+        pa.array([f"w{i % 7}|v{i // 7 % 7}|u{i // 49 % 7}|t{i // 343 % 7}" for i in range(ROWS)]),
+        "with '|': if they",
+    ),
     "stay": (pa.array([timedelta(seconds=i) for i in range(ROWS)]), "make it a number"),
     "costs": (pa.array([Decimal(i) / 4 for i in range(ROWS)]), "a number"),
 }
