@@ -9,10 +9,11 @@ import secrets
 import shutil
 import stat
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from types import UnionType
+from typing import Any, TypeVar, Union, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -32,6 +33,8 @@ class Strict(BaseModel):
 Model = TypeVar("Model", bound=BaseModel)
 
 
+LONGEST_NAME = 64
+"""Characters of an item's name that a message quotes."""
 MAX_BYTES = 64 * 2**20
 """Maximum size of a document that a command reads."""
 MAX_SERVED_BYTES = 4 * 2**20
@@ -174,23 +177,65 @@ def refuse_newer(raw: dict[str, Any], newest: int, what: str, error: type[Polyre
         )
 
 
-def validate_as(kind: type[Model], raw: object, what: str, error: type[PolyrecError]) -> Model:
-    """Validates parsed data as a model. Raises `error` with one line."""
+def validate_as(
+    kind: type[Model], raw: object, what: str, error: type[PolyrecError], secret: bool = False
+) -> Model:
+    """Validates parsed data as a model. Raises `error` with one line.
+
+    secret: quotes nothing of the data, whose names may be secrets put in the wrong place.
+    """
     try:
         return kind.model_validate(raw)
     except ValidationError as e:
-        raise error(f"{what}: {one_line(e)}") from None
+        raise error(f"{what}: {one_line(e, kind, None if secret else raw)}") from None
 
 
-def one_line(error: ValidationError) -> str:
-    """Returns the first problem of a pydantic error as `key: message`."""
+def one_line(error: ValidationError, kind: type[BaseModel] | None = None, raw: object = None) -> str:
+    """Returns the first problem of a pydantic error as `key: message`.
+
+    kind, raw: the model and the parsed data, if known: an item of a list is then called by its name, as in
+    `dense['price'].role`, and an unknown key has the known ones beside it.
+    """
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    where = ".".join(str(part) for part in first["loc"])
+    where = _place(first["loc"], raw)
     if first["type"] == "extra_forbidden":
-        return printable(f"{where}: unknown key")
+        known = _keys(kind, first["loc"][:-1])
+        return printable(f"{where}: unknown key" + (f"; known: {', '.join(known)}" if known else ""))
     message = first["msg"].removeprefix("Value error, ").partition(" or instance of ")[0]
     message = message.replace("a valid tuple", "a list")  # what JSON and YAML call it
     return printable(f"{where}: {message}" if where else message)
+
+
+def _place(location: tuple[int | str, ...], raw: object) -> str:
+    """Returns a location in parsed data, with names for the indexes of items that have a name."""
+    place = ""
+    for part in location:
+        found: object = None
+        if isinstance(raw, list | tuple) and isinstance(part, int) and part < len(raw):
+            found = raw[part]
+        elif isinstance(raw, Mapping):
+            found = raw.get(part)
+        name = found.get("name") if isinstance(part, int) and isinstance(found, Mapping) else None
+        place += f"[{name[:LONGEST_NAME]!r}]" if isinstance(name, str) else f".{part}" if place else str(part)
+        raw = found
+    return place
+
+
+def _keys(kind: type[BaseModel] | None, location: tuple[int | str, ...]) -> list[str]:
+    """Returns the keys of the model at a location within `kind`; none if it cannot be told, as in a union."""
+    found: object = kind
+    for part in location:
+        if isinstance(found, type) and issubclass(found, BaseModel):
+            fields = {f.alias or name: f.annotation for name, f in found.model_fields.items()}
+            found = fields.get(str(part))
+        else:
+            found = next(iter(get_args(found)[-1:] if isinstance(part, str) else get_args(found)), None)
+        options = [option for option in get_args(found) if option is not type(None)]
+        if isinstance(found, UnionType) or get_origin(found) is Union:
+            found = options[0] if len(options) == 1 else None
+    if not (isinstance(found, type) and issubclass(found, BaseModel)):
+        return []
+    return [f.alias or name for name, f in found.model_fields.items()]
 
 
 @contextmanager

@@ -118,7 +118,7 @@ def load_tokens(file: Path) -> Tokens:
     except FileNotFoundError:
         raise TokensError(f"there is no {what}") from None
     _check_keys(raw, what)
-    return validate_as(Tokens, raw, what, TokensError)
+    return validate_as(Tokens, raw, what, TokensError, secret=True)
 
 
 def _check_keys(value: object, what: str) -> None:

@@ -96,7 +96,7 @@ def test_a_file_is_read_up_to_a_bound(tmp_path: Path) -> None:
 def test_the_first_offense_is_named() -> None:
     with pytest.raises(DataError, match=r"^thing: rows: Field required$"):
         validate_as(Small, {}, "thing", DataError)
-    with pytest.raises(DataError, match=r"^thing: more: unknown key$"):
+    with pytest.raises(DataError, match=r"^thing: more: unknown key; known: rows, names$"):
         validate_as(Small, {"rows": 1, "more": 2}, "thing", DataError)
 
 

@@ -70,11 +70,14 @@ def changed(**edits: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("raw", "message"),
     [
-        (changed(labels=1), "labels: unknown key"),
+        (
+            changed(labels=1),
+            "labels: unknown key; known: name, dense, categorical, request, label, group, split",
+        ),
         (changed(categorical=[]), "at least one categorical feature"),
         (changed(categorical=[{"name": "price"}]), "feature 'price' is defined twice"),
         (changed(categorical=[{"name": "sparse"}]), "feature name 'sparse' is reserved"),
-        (changed(categorical=[{"name": "a b"}]), "categorical.0.name: String should match pattern"),
+        (changed(categorical=[{"name": "a b"}]), "categorical['a b'].name: String should match pattern"),
         (changed(categorical=[{"name": "a", "cardinality": 3}]), "a cardinality needs type: integer"),
         (
             changed(categorical=[{"name": "a", "cardinality": 3, "type": "integer", "min_count": 2}]),
@@ -86,7 +89,13 @@ def changed(**edits: Any) -> dict[str, Any]:
         ),
         (changed(split={"rule": "time", "columns": ["a", "b"]}), "'time' takes exactly one column"),
         (changed(split={"rule": "hash", "columns": ["a"], "train": 1.5}), "split.train"),
-        (changed(dense=[{"name": "x", "transform": ["log"]}]), "dense.0.transform.0"),
+        (changed(dense=[{"name": "x", "transform": ["log"]}]), "dense['x'].transform.0"),
+        (
+            changed(dense=[{"name": "x", "rol": "context"}]),
+            "dense['x'].rol: unknown key; known: name, role, t",
+        ),
+        (changed(dense=[{"role": "context"}]), "dense.0.name: Field required"),
+        (changed(label={"column": "c", "col": 1}), "label.col: unknown key; known: column, positive_above"),
         ([1], "must be a mapping, not list"),
     ],
 )

@@ -147,7 +147,7 @@ def test_node_counts_end_at_the_most() -> None:
         ({"tables": None}, "either `tables` or `calibration`"),
         ({"calibration": "c", "tables": None}, "belong together"),
         ({"nodes": [DRAM, DRAM]}, "node 'dram' is described twice"),
-        ({"nodes": [{**DRAM, "memory": "64 parsecs"}]}, "nodes.0.memory"),
+        ({"nodes": [{**DRAM, "memory": "64 parsecs"}]}, r"nodes\['dram'\]\.memory"),
         ({"width": 0}, "width"),
     ],
 )

@@ -42,6 +42,7 @@ def test_a_token_and_its_hash_are_the_same_client(tmp_path: Path) -> None:
         ({"clients": [{"name": "a", "token": TOKEN, "sha256": "0" * 64}]}, "needs either"),
         ({"clients": [{"name": "a", "token": TOKEN[1:]}]}, "less than 16 characters"),
         ({"clients": [{"name": "a", "sha256": TOKEN}]}, "clients.0.sha256"),
+        ({"clients": [{"name": TOKEN, "token": "shop", "rate": 1}]}, "clients.0"),  # in each other's place
         ({"clients": [{"name": "a\nb", "token": TOKEN}]}, "clients.0.name"),
         ({"clients": [{"name": "anonymous", "token": TOKEN}]}, "the name 'anonymous' is taken"),
         ({"clients": [{"name": "a", "token": TOKEN, "rights": ["root"]}]}, "clients.0.rights.0"),
