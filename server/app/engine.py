@@ -196,8 +196,6 @@ class Engine:
             self._kept_updates += tuple(old.tiers.changes.values())
             self.update_store.keep_only(self._kept_updates)
             self.retire(old)
-        for path, rows in left.items():
-            log.warning("updates of %d rows of path '%s' were left behind: other rows are served", rows, path)
         if self.state is LifecycleState.LOADING:
             self.lifecycle.state = LifecycleState.READY
         return left

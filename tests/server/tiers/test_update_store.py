@@ -89,7 +89,11 @@ def test_a_rollout_tells_which_updates_its_promotion_leaves_behind(
 
 
 def test_updates_are_reported_and_kept_if_a_plan_has_no_tiers(
-    client_of: Callable[[Plan], Client], paged: Bundle, request_: Request, tmp_path: Path
+    client_of: Callable[[Plan], Client],
+    paged: Bundle,
+    request_: Request,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     client = client_of(placed_plan(paged, tmp_path))
     rows = paged.encoder.vocabularies["item"].rows
@@ -99,6 +103,8 @@ def test_updates_are_reported_and_kept_if_a_plan_has_no_tiers(
     whole = orjson.dumps({"plan": str(tmp_path / "whole.json")})
     left = client.post("/v1/admin/reload", whole, ALLOWED).json()["updates"]
     assert left == {"carried": {}, "left_behind": {"table@cpu": rows}}
+    (line,) = (message for message in caplog.messages if "left behind" in message)  # once
+    assert line.endswith(f"; row updates left behind: {rows:,} of path table@cpu")
     back = client.post("/v1/admin/rollback", b"{}", ALLOWED).json()["updates"]
     assert back == {"carried": {"table@cpu": rows}, "left_behind": {}}
     assert client.predict(request_)["predictions"] == pytest.approx(after, abs=1e-6)
