@@ -31,6 +31,7 @@ import sys
 import tempfile
 from argparse import ArgumentParser
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from itertools import cycle
 from pathlib import Path
@@ -53,6 +54,7 @@ from polyrec.loadtest.traffic.request_bodies import INFER, PREDICT, RANK
 from polyrec.loadtest.traffic.shapes import KINDS, Knee, share_at
 from polyrec.models.bundle.bundle import load_bundle
 from polyrec.models.data.synthetic.generator import generate
+from polyrec.models.errors import PolyrecError
 from polyrec.models.schema.schema import load_schema
 from polyrec.models.text_table import aligned
 
@@ -91,13 +93,24 @@ def _number(name: str, default: float) -> float:
     return number
 
 
-for _variable in os.environ:
-    if _variable.startswith(PREFIX) and _variable.removeprefix(PREFIX) not in KNOWN:
-        raise LoadError(f"unknown variable {_variable}; there are {', '.join(PREFIX + k for k in KNOWN)}")
-_ROWS = int(_number("ROWS", 20_000))
-_CANDIDATES = int(_number("CANDIDATES", 0))
-_DEFAULTS = {"rate": _number("RATE", 0), "budget_ms": _number("BUDGET_MS", 0)}
-_SHARE = _number("SLO_SHARE", 0.99)
+@contextmanager
+def _mistakes_in_one_line() -> Iterator[None]:
+    """Ends Locust with a user's mistake as its last line, where Locust would show a traceback."""
+    try:
+        yield
+    except PolyrecError as e:
+        print(f"locustfile: error: {e}", file=sys.stderr)
+        raise SystemExit(2) from None
+
+
+with _mistakes_in_one_line():
+    for _variable in os.environ:
+        if _variable.startswith(PREFIX) and _variable.removeprefix(PREFIX) not in KNOWN:
+            raise LoadError(f"unknown variable {_variable}; there are {', '.join(PREFIX + k for k in KNOWN)}")
+    _ROWS = int(_number("ROWS", 20_000))
+    _CANDIDATES = int(_number("CANDIDATES", 0))
+    _DEFAULTS = {"rate": _number("RATE", 0), "budget_ms": _number("BUDGET_MS", 0)}
+    _SHARE = _number("SLO_SHARE", 0.99)
 
 
 @events.init_command_line_parser.add_listener  # type: ignore[untyped-decorator]
@@ -162,7 +175,8 @@ def _prepare(environment: Environment, **_: object) -> None:
     if not isinstance(environment.runner, MasterRunner):
         for user in environment.user_classes:
             if issubclass(user, _User):
-                _requests(user.kind)
+                with _mistakes_in_one_line():
+                    _requests(user.kind)
     if environment.web_ui is not None:
         _extend(environment, environment.web_ui)
     # gevent's clock stood still meanwhile, and --run-time would count from before

@@ -107,6 +107,7 @@ def test_requests_of_another_schema_fail_with_the_servers_reason(
             {"LOADTEST_FILE": "x"},
             "unknown variable LOADTEST_FILE; there are LOADTEST_BUDGET_MS, LOADTEST_BUNDLE",
         ),
+        ({"LOADTEST_BUNDLE": "/nope"}, "no bundle at '/nope': there is no manifest.json"),
         pytest.param(
             *({"LOADTEST_RATE": "fast"}, "LOADTEST_RATE is 'fast'; give a number"), marks=pytest.mark.long
         ),
@@ -114,8 +115,9 @@ def test_requests_of_another_schema_fail_with_the_servers_reason(
 )
 def test_an_invalid_variable_is_named(environment: dict[str, str], says: str) -> None:
     done = locust("-u", "1", "-t", "1s", "--host", "http://127.0.0.1:9", **environment)
-    assert done.returncode != 0
+    assert done.returncode == 2
     assert says in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_a_shape_is_followed_and_counts_are_the_servers(url: str, clicks: Path) -> None:
