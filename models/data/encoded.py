@@ -28,6 +28,7 @@ from polyrec.models.data.altered_values import AlteredValues
 from polyrec.models.data.growing_array import GrowingArrays
 from polyrec.models.data.packed.reader import PackedReader
 from polyrec.models.data.reader import DataReader
+from polyrec.models.data.remote.path import DataPath
 from polyrec.models.data.request_columns import RequestReader, group_codes
 from polyrec.models.data.requests import Requests, concat_batches
 from polyrec.models.data.split import I8, TEST, TRAIN, VALIDATION, Splitter
@@ -197,7 +198,7 @@ def encode(
             if not wanted.all():
                 part, split = part.filter(wanted), split[wanted]
             store.append("split", split)
-            _append(store, encoder, part, share, altered)
+            _append(store, encoder, part, share, altered, reader.path)
         if not store.names:
             raise DataError(f"{reader.path}: there are no rows to use")
         return _encoded(store, schema, share, altered)
@@ -227,7 +228,7 @@ def encode_windows(
             continue
         store, altered = GrowingArrays(sys.maxsize), AlteredValues()
         store.append("split", splitter(part.exploded(schema.split.columns)))
-        _append(store, encoder, part, share, altered)
+        _append(store, encoder, part, share, altered, reader.path)
         yield _encoded(store, schema, share, altered)
 
 
@@ -294,16 +295,25 @@ def _batched(parts: Iterable[T], rows: int, rows_of: Callable[[T], int]) -> Iter
 
 
 def _append(
-    store: GrowingArrays, encoder: Encoder, part: Requests, share: bool, altered: AlteredValues
+    store: GrowingArrays,
+    encoder: Encoder,
+    part: Requests,
+    share: bool,
+    altered: AlteredValues,
+    path: DataPath,
 ) -> None:
     schema = encoder.schema
     ranks = index_type(max((v.rows for v in encoder.vocabularies.values()), default=0))
     requests = bool(part.shared.num_columns)
     shared = part.shared if requests else part.per_row
-    context, candidate = (
-        encoder.arrow_block("context", shared),
-        encoder.arrow_block("candidate", part.per_row),
-    )
+    try:
+        context = encoder.arrow_block("context", shared)
+        candidate = encoder.arrow_block("candidate", part.per_row)
+        if schema.group is not None:
+            column = part.exploded([schema.group]).column(schema.group)
+            store.append("group", group_codes(schema.group, column))
+    except DataError as e:
+        raise DataError(f"{path}: {e}") from None
     altered.add(encoder, "context", shared, context)
     altered.add(encoder, "candidate", part.per_row, candidate)
     if share:
@@ -317,12 +327,11 @@ def _append(
         store.append(f"{role}.bag_values", block.bag_values.astype(ranks))
         store.append(f"{role}.bag_lengths", np.diff(block.bag_offsets).astype(np.int32))
     label = schema.label
-    names = [label.column] if schema.group is None else [label.column, schema.group]
-    rows = part.exploded(names)
-    clicks = rows.column(label.column).to_numpy(zero_copy_only=False) > label.positive_above
+    clicks = (
+        part.exploded([label.column]).column(label.column).to_numpy(zero_copy_only=False)
+        > label.positive_above
+    )
     store.append("label", clicks.astype(np.float32))
-    if schema.group is not None:
-        store.append("group", group_codes(schema.group, rows.column(schema.group)))
 
 
 def _encoded(store: GrowingArrays, schema: Schema, share: bool, altered: AlteredValues) -> EncodedRows:

@@ -49,7 +49,7 @@ class RowValidator:
             name = self._label if missing else next(n for n, v in values.items() if v in INFINITE)
             raise DataError(
                 f"{where}: row {first + row}: '{name}' is {values[name]}; "
-                "correct the row, or count malformed rows instead of stopping at them"
+                "correct the row, or skip and count such rows (train and evaluate: --on-malformed count)"
             )
         self.malformed += bad
         return valid_rows

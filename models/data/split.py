@@ -28,6 +28,8 @@ ROWS = 65536
 TRAIN, VALIDATION, TEST = 0, 1, 2
 NAMES = ("train", "validation", "test")
 
+_NO_TIME = "split column '{}': a value is missing, and a row without a time has no split"
+
 I8 = NDArray[np.int8]
 Times = NDArray[Any]
 
@@ -117,8 +119,12 @@ def _distinct(reader: DataReader, name: str, progress: RowsDone) -> tuple[Times,
     """Returns the distinct values of a column, ascending, and the number of rows of each."""
     values: list[Times] = []
     counts: list[I64] = []
-    pending = merged = 0
+    pending = merged = done = 0
     for data in reader.batches([name], ROWS):
+        if data.column(name).null_count:
+            row = done + pc.index(data.column(name).is_null(), True).as_py()
+            raise DataError(f"{reader.path}: row {row}: {_NO_TIME.format(name)}")
+        done += data.num_rows
         some, n = np.unique(_times(name, data.column(name)), return_counts=True)
         values.append(some)
         counts.append(n)
@@ -144,7 +150,7 @@ def _merged(values: list[Times], counts: list[I64]) -> tuple[list[Times], list[I
 def _times(name: str, column: pa.Array) -> Times:
     # first, as a column without any value has no type and is read as text
     if column.null_count:
-        raise DataError(f"split column '{name}': a value is missing, and a row without a time has no split")
+        raise DataError(_NO_TIME.format(name))
     if not (pt.is_integer(column.type) or pt.is_floating(column.type)):
         raise DataError(f"split column '{name}' is {column.type}; a split by time needs a number or a time")
     return np.asarray(column.to_numpy(zero_copy_only=False))

@@ -6,6 +6,7 @@ statistics) share one pass over the data.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +18,7 @@ from polyrec.models.bundle.manifest import VOCABULARY
 from polyrec.models.data.altered_values import AlteredValues
 from polyrec.models.data.encoded import encode
 from polyrec.models.data.reader import OnMalformed, open_data
-from polyrec.models.data.split import Splitter, fit_splitter
+from polyrec.models.data.split import TEST, TRAIN, VALIDATION, Splitter, fit_splitter
 from polyrec.models.dlrm.precision import DensePrecision
 from polyrec.models.errors import DataError
 from polyrec.models.progress import Phase, ignore_phase
@@ -74,12 +75,16 @@ def predict_all(
                 )
     label: F32 | None = None
     altered = AlteredValues()
+    everything = set(splits) == {TRAIN, VALIDATION, TEST}
     group: I64 | None = None
     found: dict[str, F32] = {}
     for family in _families(bundles):
         encoder = bundles[family[0]].encoder
         reader = open_data(path, encoder.schema, on_malformed, *period)
         hint = reader.rows_hint
+        if splitter is None and everything and first.split.rule == "time":
+            # needs no cuts, which rows of a single time would not have
+            splitter = Splitter(first.split, (-math.inf, -math.inf))
         splitter = splitter or fit_splitter(reader, first, phase("split", hint))
         with encode(reader, encoder, splitter, splits, progress=phase("encode", hint)) as data:
             if label is None:

@@ -156,13 +156,13 @@ class Encoder:
             raw[:, i] = data.column(d.name).cast(pa.float64()).to_numpy(zero_copy_only=False)
         ranks = np.empty((data.num_rows, len(layout.singles)), np.int64)
         for i, f in enumerate(layout.singles):
-            ranks[:, i] = self._checked(f, self.vocabulary(f).encode_arrow(data.column(f.name)))
+            ranks[:, i] = self._arrow_ranks(f, data.column(f.name))
         bags = [self._arrow_bags(f, data.column(f.name)) for f in layout.bags]
         return Block(self._transform[role](raw), ranks, *interleave(bags))
 
     def _arrow_bags(self, f: Categorical, column: pa.Array) -> tuple[I64, I64]:
         flat = column.flatten()
-        values = self._checked(f, self.vocabulary(f).encode_arrow(flat))
+        values = self._arrow_ranks(f, flat)
         lengths = column.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
         kept = np.minimum(lengths.astype(np.int64), f.max_length)
         if kept.sum() != values.size:
@@ -170,9 +170,12 @@ class Encoder:
             values = values[np.arange(kept.sum()) + np.repeat(starts - (np.cumsum(kept) - kept), kept)]
         return values, kept
 
-    def _checked(self, f: Categorical, ranks: I64) -> I64:
+    def _arrow_ranks(self, f: Categorical, values: pa.Array) -> I64:
+        ranks = self.vocabulary(f).encode_arrow(values)
         if ranks.size and ranks.min() < 0:
-            raise DataError(f"feature '{f.name}': a value is missing or unknown, and the table refuses it")
+            value = values[int(np.argmax(ranks < 0))].as_py()
+            what = "a value is missing" if value is None else f"value {value!r:.64} is unknown"
+            raise DataError(f"feature '{f.name}': {what}, and the table refuses it (oov: refuse)")
         return ranks
 
     def from_ids(

@@ -225,7 +225,7 @@ def _report(bundle: Bundle, malformed: int, as_json: bool) -> None:
             continue
         print(f"{name:<9} " + "  ".join(shown))
     if malformed:
-        print(f"{malformed:,} malformed lines skipped")
+        print(f"{malformed:,} malformed rows skipped: without a label, or with an infinite number")
 
 
 def _offer_schema(args: argparse.Namespace) -> NoReturn:

@@ -138,7 +138,7 @@ def test_files_are_removed_when_a_row_is_rejected(small: Schema, write: Write, t
     encoder = encoder_of(open_data(write(rows), small), small)
     rows[-1]["request"] = None
     reader = open_data(write(rows), small)
-    with pytest.raises(DataError, match="group column 'request': a value is missing"):
+    with pytest.raises(DataError, match=r"\.parquet: group column 'request': a value is missing"):
         encode(reader, encoder, everything_trains, memory_bytes=IN_FILES)
     assert list(temporary.iterdir()) == []
 

@@ -102,9 +102,9 @@ def test_times_of_any_type_are_compared(small: Schema, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("column", "values", "message"),
     [
-        ("request", [1, None, 3], "split column 'request': a value is missing"),
+        ("request", [1, None, 3], "rows.parquet: row 1: split column 'request': a value is missing"),
         ("item", ["1", "2", "3"], "split column 'item' is string; a split by time needs a number"),
-        ("item", [None, None, None], "split column 'item': a value is missing"),
+        ("item", [None, None, None], "rows.parquet: row 0: split column 'item': a value is missing"),
         ("request", [1, 1, 1], "leaves no test rows: 'request' has 1 different value"),
         ("request", [], "there are no rows to split"),
     ],

@@ -5,11 +5,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from pyarrow import parquet
 
 from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.data.encoded import encode
 from polyrec.models.data.reader import open_data
-from polyrec.models.data.split import TEST, fit_splitter, require_test_rows
+from polyrec.models.data.split import TEST, TRAIN, VALIDATION, fit_splitter, require_test_rows
 from polyrec.models.dlrm.dlrm import Architecture
 from polyrec.models.errors import DataError
 from polyrec.models.evaluation.predictions import predict_all
@@ -78,6 +79,19 @@ def test_a_given_splitter_is_not_fitted_again(clicks: Path, bundle: Bundle) -> N
     found = predict_all({"a": bundle}, clicks, (TEST,), phase=phases, splitter=splitter)
     assert phases.names == ["encode", "predict a"]
     assert found.probabilities["a"] == pytest.approx(alone(bundle, clicks))
+
+
+def test_all_rows_of_a_single_time_can_be_measured(clicks: Path, bundle: Bundle, tmp_path: Path) -> None:
+    whole = parquet.read_table(clicks)
+    first = whole.slice(0, 1)
+    parquet.write_table(first, tmp_path / "one.parquet")
+    found = predict_all({"a": bundle}, tmp_path / "one.parquet", (TRAIN, VALIDATION, TEST))
+    expected = predict_all({"a": bundle}, clicks, (TRAIN, VALIDATION, TEST))
+    assert expected.label.size == whole.num_rows
+    assert found.label.tolist() == [expected.label[0]]
+    assert found.probabilities["a"].shape == (1,)
+    with pytest.raises(DataError, match="leaves no test rows"):
+        predict_all({"a": bundle}, tmp_path / "one.parquet", (TEST,))
 
 
 @pytest.mark.parametrize(

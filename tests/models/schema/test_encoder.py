@@ -192,5 +192,5 @@ def test_unknown_look_ups_are_counted_by_feature(encoder: Encoder) -> None:
 
 def test_data_that_a_table_refuses_is_named(small: Schema, arrow: ToArrow) -> None:
     (data,) = arrow([{name: None for name in small.columns} | {"item": "new"}]).to_batches()
-    with pytest.raises(DataError, match="feature 'item': a value is missing or unknown"):
+    with pytest.raises(DataError, match="feature 'item': value 'new' is unknown, and the table refuses it"):
         encoder_of(small, oov="refuse").from_arrow(data)
