@@ -26,6 +26,10 @@ ID = re.compile(
 )
 SPLIT = re.compile(r"^(fold|split|index|row|unnamed.*)$", re.IGNORECASE)
 """Names of columns that tell how the file was made."""
+WEIGHT = re.compile(
+    r"^(sample|row|instance|example|importance|label|loss)_?weights?$|^propensity$", re.IGNORECASE
+)
+"""Names of columns that weight rows, which training does not do."""
 FEW_VALUES = 64
 """Integers below this that take most values of their range are ids rather than amounts."""
 MANY_VALUES = 1000
@@ -45,6 +49,8 @@ def guess_feature(name: str, column: pa.ChunkedArray) -> tuple[dict[str, Any] | 
     """Returns the feature (without name and role) or None, and the reason."""
     if SPLIT.match(name):
         return None, "by its name, how the file was made"
+    if WEIGHT.match(name):
+        return None, "by its name, a weight of the row: training weights all rows alike"
     type_ = column.type
     if pt.is_list(type_):
         return _bag(type_, column)

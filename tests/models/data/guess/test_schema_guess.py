@@ -191,6 +191,7 @@ UNUSUAL = {
         pa.array([2**63 + 2**20 * i for i in range(ROWS)], pa.uint64()),
         "beyond 2^63 - 1: write them as",
     ),
+    "sample_weight": (pa.array([1.0, 2.5] * (ROWS // 2)), "a weight of the row: training weights all"),
     "large": (pa.array([2**60 + i % 9 for i in range(ROWS)]), "beyond 2^53, so an id, 9 values"),
     "amount": (
         pa.array(["n/a" if i % 9 == 0 else f"{i % 99}.5" for i in range(ROWS)]),
