@@ -24,11 +24,12 @@ from polyrec.models.data.columns import (
 )
 from polyrec.models.data.malformed import RowValidator
 from polyrec.models.data.reader import OnMalformed, csv_given, fingerprint, is_csv, is_glob
-from polyrec.models.data.remote.path import DataPath, RemotePath
+from polyrec.models.data.remote.path import DataPath, RemotePath, is_visible
 from polyrec.models.errors import DataError
 from polyrec.models.schema.schema import Schema
 
 BUFFER_BYTES = 1 << 20
+DATA_ENDINGS = (".parquet", ".parq", ".pq", ".csv", ".csv.gz", ".tsv", ".tsv.gz", ".jsonl", ".orc", ".avro")
 
 
 class ParquetReader:
@@ -105,7 +106,8 @@ def parquet_files(path: RemotePath) -> list[RemotePath]: ...
 def parquet_files(path: DataPath) -> list[Path] | list[RemotePath]:
     """Returns a file itself, all `*.parquet` files of a folder, or those that match a glob, in order of name.
 
-    Raises DataError if there are none.
+    Of a folder, names that begin with `_` or `.` are left out with all below them, as Spark and Arrow do:
+    such files are unfinished (`_temporary`) or describe others. Raises DataError if there are none.
     """
     if isinstance(path, RemotePath):
         found = path.parquet_files()
@@ -117,12 +119,34 @@ def parquet_files(path: DataPath) -> list[Path] | list[RemotePath]:
         if not files:
             raise DataError(f"no file matches '{path}'")
         return files
-    files = sorted(path.rglob("*.parquet")) if path.is_dir() else [path]
+    files = sorted(_visible(path, "*.parquet")) if path.is_dir() else [path]
     if not files:
         if any(is_csv(file) and file.is_file() for file in path.rglob("*.csv*")):
             raise csv_given(path)
         raise DataError(f"no *.parquet file in '{path}'")
     return files
+
+
+def _visible(folder: Path, pattern: str) -> Iterator[Path]:
+    for file in folder.rglob(pattern):
+        if is_visible(file.relative_to(folder).parts):
+            yield file
+
+
+def unread_files(path: DataPath) -> list[Path]:
+    """Returns the files of a folder that look like data and that `parquet_files` leaves out, by name.
+
+    A CSV file beside which the same is Parquet has been converted.
+    """
+    if not (isinstance(path, Path) and path.is_dir()):
+        return []
+    found = []
+    for file in _visible(path, "*"):
+        made = (file.with_name(f"{file.name}.parquet"), file.with_suffix(".parquet"))
+        is_data = file.name.lower().endswith(DATA_ENDINGS) and file.suffix != ".parquet"
+        if is_data and file.is_file() and not any(other.exists() for other in made):
+            found.append(file)
+    return sorted(found)
 
 
 def open_parquet(file: DataPath) -> pq.ParquetFile:

@@ -6,7 +6,7 @@ such as `simplecache::s3://bucket/clicks`, which keeps a local copy of each file
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -57,12 +57,19 @@ class RemotePath:
             return bool(self.system.exists(self.path))
 
     def parquet_files(self) -> list[RemotePath]:
-        """Returns the file itself, all `*.parquet` files of a folder, or those that match a glob, by name."""
+        """Returns the file itself, all `*.parquet` files of a folder, or those that match a glob, by name.
+
+        Of a folder, only those that `is_visible` says.
+        """
         with self._reported():
             if self.is_glob:
                 found = [name for name in self.system.glob(self.path) if self.system.isfile(name)]
             elif self.system.isdir(self.path):
-                found = [name for name in self.system.find(self.path) if name.endswith(".parquet")]
+                found = [
+                    name
+                    for name in self.system.find(self.path)
+                    if name.endswith(".parquet") and is_visible(name.removeprefix(self.path).split("/"))
+                ]
             else:
                 return [self]
         return [RemotePath(self.system, name) for name in sorted(found)]
@@ -86,6 +93,11 @@ class RemotePath:
 
 
 DataPath = Path | RemotePath
+
+
+def is_visible(parts: Sequence[str]) -> bool:
+    """Returns whether no part of a path below a folder begins with `_` or `.`, as unfinished files do."""
+    return not any(part.startswith(("_", ".")) for part in parts)
 
 
 def data_path(path: str | Path) -> DataPath:

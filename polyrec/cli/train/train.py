@@ -126,6 +126,7 @@ def run(args: argparse.Namespace) -> int:
 
     from polyrec.cli.progress import ProgressBars
     from polyrec.cli.train.tracking import call_both, record_of
+    from polyrec.models.data.parquet import unread_files
     from polyrec.models.data.reader import open_data
     from polyrec.models.schema.popularity import load_calibration
     from polyrec.models.training.checkpoint import CheckpointSettings
@@ -150,6 +151,10 @@ def run(args: argparse.Namespace) -> int:
     ):
         # with several workers, only the first one prints
         terminal = StringIO() if workers and workers.rank else sys.stderr
+        if unread := unread_files(reader.path):
+            names = ", ".join(str(file) for file in unread[:3]) + (", ..." if len(unread) > 3 else "")
+            found = f"warning: files not named *.parquet are not read, here {len(unread):,}: {names}"
+            print(found, file=terminal)
         learner = Learner(
             reader,
             schema,

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polyrec.models.data.guess.schema_guess import guess_schema
+from polyrec.models.data.parquet import unread_files
 from polyrec.models.data.reader import open_data
 from polyrec.models.errors import DataError
 from polyrec.models.schema.schema import Schema
@@ -56,6 +57,24 @@ def test_a_folder_is_read_file_by_file_in_the_order_of_names(
     items = [v for b in reader.batches(["item"]) for v in b.column("item").to_pylist()]
     assert items == ["1", "1", "2", "2", "3", "3"]
     assert reader.rows_hint == 6
+
+
+def test_unfinished_files_are_not_read_and_data_of_other_names_are_told(
+    small: Schema, arrow: ToArrow, tmp_path: Path
+) -> None:
+    for name in ("day=1/a.parquet", "_temporary/0/a.parquet", "._a.parquet", "day=1/.tmp/b.parquet"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(arrow([row(item=name)]), path)
+    for name in ("_SUCCESS", "notes.txt", "day=1/b.parq", "B.PARQUET", "c.csv", "a.csv", "d.csv.gz"):
+        (tmp_path / name).write_bytes(b"x")
+    (tmp_path / "a.csv.parquet").symlink_to(tmp_path / "day=1/a.parquet")
+    reader = open_data(tmp_path, small)
+    items = [v for b in reader.batches(["item"]) for v in b.column("item").to_pylist()]
+    assert items == ["day=1/a.parquet"] * 2
+    unread = [file.relative_to(tmp_path).as_posix() for file in unread_files(tmp_path)]
+    assert unread == ["B.PARQUET", "c.csv", "d.csv.gz", "day=1/b.parq"]
+    assert unread_files(tmp_path / "a.csv.parquet") == []
 
 
 def test_memory_does_not_grow_with_the_file(small: Schema, arrow: ToArrow, tmp_path: Path) -> None:

@@ -56,6 +56,18 @@ def test_a_model_that_does_not_beat_the_baselines_is_warned_of(
     assert [line.split()[0] for line in shown.out.splitlines()[1:4]] == ["test", "constant", "logistic"]
 
 
+def test_files_of_a_folder_that_are_not_read_are_warned_of(
+    clicks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "days"
+    folder.mkdir()
+    (folder / "1.parquet").symlink_to(clicks)
+    (folder / "2.parq").symlink_to(clicks)
+    assert train(monkeypatch, folder, tmp_path) == 0
+    said = f"warning: files not named *.parquet are not read, here 1: {folder / '2.parq'}\n"
+    assert said in capsys.readouterr().err
+
+
 def test_lists_that_the_schema_cuts_are_reported_by_feature(
     clicks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
