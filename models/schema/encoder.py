@@ -249,8 +249,10 @@ class Encoder:
             hits = (block.ranks == oov).sum(axis=0)
             counts |= {f.name: int(n) for f, n in zip(layout.singles, hits, strict=True) if n}
         for i, f in enumerate(layout.bags):
-            which = np.arange(i, block.bag_offsets.size - 1, len(layout.bags))
-            values, _ = take_bags(block.bag_values, block.bag_offsets, which)
+            values = block.bag_values
+            if len(layout.bags) > 1:
+                which = np.arange(i, block.bag_offsets.size - 1, len(layout.bags))
+                values, _ = take_bags(block.bag_values, block.bag_offsets, which)
             if n := int((values == self.vocabulary(f).oov_rank).sum()):
                 counts[f.name] = n
         return counts
