@@ -79,6 +79,7 @@ class PeriodReader:
             )
         self.path, self.columns = reader.path, reader.columns
         self._reader = reader
+        self._period = (f" since {since}" if since else "") + (f" before {until}" if until else "")
         self._column = schema.split.columns[0]
         type_ = _stored_type(reader.path, self._column)
         self._since, self._until = (_bound(text, self._column, type_) for text in (since, until))
@@ -98,6 +99,7 @@ class PeriodReader:
         return hashlib.sha256(found.encode()).hexdigest()
 
     def batches(self, columns: Sequence[str], rows: int = 65536) -> Iterator[pa.RecordBatch]:
+        any_found = False
         for data in self._reader.batches(list(dict.fromkeys([*columns, self._column])), rows):
             # keep a row without a time, so that the split reports it
             inside = pa.array(np.ones(data.num_rows, bool))
@@ -106,7 +108,10 @@ class PeriodReader:
                     inside = pc.and_(inside, pc.fill_null(holds(data.column(self._column), bound), True))
             found = data.select(list(columns)).filter(inside)
             if found.num_rows:
+                any_found = True
                 yield found
+        if not any_found:
+            raise DataError(f"{self.path}: no row has a '{self._column}'{self._period}")
 
 
 def _stored_type(path: DataPath, column: str) -> pa.DataType | None:

@@ -13,6 +13,7 @@ import pytest
 from polyrec.models.data.criteo import CriteoReader
 from polyrec.models.data.parquet import ParquetReader, open_parquet
 from polyrec.models.data.reader import DataReader, open_data
+from polyrec.models.data.split import fit_splitter
 from polyrec.models.errors import DataError
 from polyrec.models.schema.schema import Schema, Split, load_schema
 
@@ -134,6 +135,13 @@ def test_a_bad_period_is_named(tmp_path: Path, since: str, until: str | None, re
     folder, schema = timed(tmp_path, pa.timestamp("ms"))
     with pytest.raises(DataError, match=reason):
         open_data(folder, schema, since=since, until=until)
+
+
+def test_a_period_without_a_row_is_named(tmp_path: Path) -> None:
+    folder, schema = timed(tmp_path, pa.timestamp("ms"))
+    reader = open_data(folder, schema, since="2027-01-01", until="2027-02-01")
+    with pytest.raises(DataError, match=r"no row has a 'time' since 2027-01-01 before 2027-02-01$"):
+        fit_splitter(reader, schema)
 
 
 def test_a_period_needs_a_number_of_numbers_and_a_split_by_time(tmp_path: Path) -> None:
