@@ -109,7 +109,7 @@ class AlteredValues:
             if found.null_in_lists:
                 lines.append(
                     f"feature '{f.name}': {found.null_in_lists:,} nulls in lists were read as missing "
-                    "values; a server refuses such lists"
+                    "values, which lists in requests in JSON cannot have"
                 )
             if f.cardinality is not None and found.unknown:
                 lines.append(

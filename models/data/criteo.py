@@ -55,6 +55,10 @@ class CriteoReader:
         """Unknown, because lines differ in length."""
         return None
 
+    @property
+    def notes(self) -> Sequence[str]:
+        return ()
+
     def fingerprint(self) -> str:
         return fingerprint([self.path], self.path)
 

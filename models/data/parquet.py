@@ -62,6 +62,10 @@ class ParquetReader:
         return self._validator.malformed
 
     @property
+    def notes(self) -> Sequence[str]:
+        return ()
+
+    @property
     def rows_hint(self) -> int | None:
         return self._rows
 

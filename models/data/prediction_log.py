@@ -30,6 +30,7 @@ from polyrec.models.data.malformed import RowValidator
 from polyrec.models.data.packed.reader import PackedReader, Packing
 from polyrec.models.data.parquet import open_parquet, parquet_files
 from polyrec.models.data.reader import OnMalformed, utc_time
+from polyrec.models.data.requests import Requests
 from polyrec.models.errors import DataError
 from polyrec.models.files import Strict, read_json, validate_as
 from polyrec.models.schema.batch import I64
@@ -175,7 +176,7 @@ class PredictionLogReader(PackedReader):
             columns=(*types, *self._keys, schema.label.column),
             shared=tuple(dict.fromkeys((*schema.context.names, *self._keys, schema.group or KEY))),
         )
-        self._rows = 0
+        self._rows = self._rowless = 0
         for file in parquet_files(path / REQUESTS):
             if not first_hour <= _hour(file) <= self._until:
                 continue
@@ -194,6 +195,15 @@ class PredictionLogReader(PackedReader):
                 f"lower window_s in '{self._log / RULES}'"
             )
         self.columns = self.packing.columns
+
+    @property
+    def notes(self) -> Sequence[str]:
+        said = f"labels of rows that their request lacks: {self._rowless:,} (rows count from 0 in its order)"
+        return (said,) if self._rowless else ()
+
+    def requests(self, columns: Sequence[str]) -> Iterator[Requests]:
+        self._rowless = 0
+        yield from super().requests(columns)
 
     def fingerprint(self) -> str:
         whole = super().fingerprint()
@@ -272,7 +282,9 @@ class PredictionLogReader(PackedReader):
             nth = np.arange(label_at.size) - np.repeat(np.cumsum(times[some]) - times[some], times[some])
             request = by_id[begin[label_at] + nth]
             row, label = rows_given[label_at], labels_given[label_at]
-            good = (row >= 0) & (row < rows[request]) & np.isfinite(label)
+            exists = (row >= 0) & (row < rows[request])
+            self._rowless += exists.size - int(np.count_nonzero(exists))
+            good = exists & np.isfinite(label)
             good &= ~(at[label_at] > time_of[request] + np.timedelta64(self._window))
             early = at[label_at] < time_of[request] - np.timedelta64(CLOCKS_S, "s")
             good &= ~(early & by_client[label_at])

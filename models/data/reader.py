@@ -49,6 +49,11 @@ class DataReader(Protocol):
         """Malformed rows left out so far in the latest pass."""
         ...
 
+    @property
+    def notes(self) -> Sequence[str]:
+        """Messages for the user about what else the latest pass left out so far."""
+        ...
+
     def batches(self, columns: Sequence[str], rows: int = 65536) -> Iterator[pa.RecordBatch]:
         """Yields these columns, at most `rows` rows at a time; no batch is empty.
 
@@ -93,6 +98,10 @@ class PeriodReader:
     @property
     def malformed(self) -> int:
         return self._reader.malformed
+
+    @property
+    def notes(self) -> Sequence[str]:
+        return self._reader.notes
 
     def fingerprint(self) -> str:
         found = f"{self._reader.fingerprint()} {self._since} {self._until}"

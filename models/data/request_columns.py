@@ -55,6 +55,10 @@ class RequestReader:
         return self._reader.malformed
 
     @property
+    def notes(self) -> Sequence[str]:
+        return self._reader.notes
+
+    @property
     def shares_context(self) -> bool:
         """Whether `requests` reads contexts once per request."""
         return isinstance(self._reader, PackedReader) and self._reader.shares_context

@@ -118,6 +118,10 @@ class PackedReader:
         return self._validator.malformed
 
     @property
+    def notes(self) -> Sequence[str]:
+        return ()
+
+    @property
     def shares_context(self) -> bool:
         """Whether every context feature is stored once per request; always true for the schema it was
         packed for.

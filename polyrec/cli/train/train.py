@@ -19,6 +19,7 @@ from polyrec.loadtest.arguments import duration, non_negative_int, positive_int
 
 if TYPE_CHECKING:
     from polyrec.models.bundle.bundle import Bundle
+    from polyrec.models.data.reader import DataReader
     from polyrec.models.training.pipeline import Learner
     from polyrec.models.training.search import Trial
 
@@ -182,7 +183,7 @@ def run(args: argparse.Namespace) -> int:
             record.parameters(learner.training.recipe.model_dump() | {"data": reader.path.name})
             bundle = replace(learner, progress=call_both(bars.training, record)).learn(args.out, args.replace)
             record.result(bundle.test_metrics, bundle.manifest.training["best_step"])
-    _report(bundle, reader.malformed, args.json)
+    _report(bundle, reader, args.json)
     return 0
 
 
@@ -208,14 +209,16 @@ def _check_flags(args: argparse.Namespace) -> None:
         )
 
 
-def _report(bundle: Bundle, malformed: int, as_json: bool) -> None:
+def _report(bundle: Bundle, reader: DataReader, as_json: bool) -> None:
     """Prints the bundle and its metrics to stdout, and warnings to stderr."""
     from polyrec.models.data.altered_values import ALTERED, AlteredValues
     from polyrec.models.training.baselines import CONSTANT, LOGISTIC, shortfalls
 
     manifest = bundle.manifest
     altered = AlteredValues.of_training(manifest.training)
-    warnings = [*altered.warnings(manifest.schema_.categorical), *shortfalls(manifest.metrics)]
+    warnings = [*reader.notes, *altered.warnings(manifest.schema_.categorical)]
+    warnings += shortfalls(manifest.metrics)
+    malformed = reader.malformed
     for warning in warnings:
         print(f"warning: {warning}", file=sys.stderr)
     if as_json:

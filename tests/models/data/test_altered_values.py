@@ -72,7 +72,8 @@ def test_warnings_name_the_feature_the_counts_and_the_limit(data: Path) -> None:
         "feature 'category': 4 of 6 values are outside 0 ... 2, its cardinality, and were read as unknown",
         "feature 'tags': 4 lists were cut to max_length 2 and lost 6 of 14 values; "
         "a server refuses such lists",
-        "feature 'tags': 2 nulls in lists were read as missing values; a server refuses such lists",
+        "feature 'tags': 2 nulls in lists were read as missing values, "
+        "which lists in requests in JSON cannot have",
     ]
 
 

@@ -199,6 +199,13 @@ def test_labels_of_unknown_requests_and_rows_are_ignored(folder: Path) -> None:
         folder, "feedback", "2026-11-23T12", [label("s", 0, 1, 1), label("r", 1, 1, 1), label("r", -1, 1, 1)]
     )
     assert clicked(folder) == {"a": 0}
+    reader = PredictionLogReader(folder, SCHEMA, now_s=NOON_S + 10 * HOUR_S)
+    assert reader.notes == ()
+    for _ in range(2):  # of the latest pass; a label of another request may be of one outside the period
+        list(reader.batches(reader.columns))
+        assert reader.notes == (
+            "labels of rows that their request lacks: 2 (rows count from 0 in its order)",
+        )
 
 
 def test_files_of_labels_from_elsewhere_need_no_time(folder: Path) -> None:
