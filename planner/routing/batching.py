@@ -84,7 +84,30 @@ def _is_full(free: FreeLane) -> bool:
     last, backlog_rows = pieces[-1], free.busy_rows + state.queue.rows
     if free.later_start:
         last, backlog_rows = pieces[free.later_start - 1], backlog_rows - free.later_rows
-    return backlog_rows > BACKLOG_THRESHOLD * state.total_rate * (last.order_s - free.now_s)
+    full_rows = BACKLOG_THRESHOLD * state.total_rate * (last.order_s - free.now_s)
+    return backlog_rows > full_rows or backlog_rows + _extra_rows(free) > full_rows
+
+
+def _extra_rows(free: FreeLane) -> float:
+    """Returns the rows of efficient batches that could execute in the time that urgent pieces take longer.
+
+    Their deadlines force small batches. While the lanes execute those, more pieces become urgent, so
+    throughput may stay far below total_rate, with a queue that looks short.
+    """
+    state, lane, pieces, now_s = free[:4]
+    merge_rows = lane.merge_rows[lane.fastest]
+    latency = state.paths[lane.fastest].latency
+    mean_rows = max(1, state.queue.rows // len(pieces))
+    if mean_rows >= merge_rows:
+        return 0.0
+    needed_s = latency.tail[merge_rows]
+    urgent = bisect_left(pieces, (pieces[0].level, now_s + needed_s * lane.correction.tail[lane.fastest]))
+    if not urgent:
+        return 0.0
+    rows = sum(piece.rows for piece in pieces[:urgent])
+    small = max(mean_rows, min(latency.max_rows_at_tail(needed_s / 2), rows))
+    median = latency.median
+    return rows * max(0.0, median[small] * merge_rows / (median[merge_rows] * small) - 1)
 
 
 def _excess_s(state: RouterState, lane: LaneState, pieces: list[Piece], now_s: float) -> float:

@@ -181,7 +181,7 @@ class RouterState:
         self.update_lanes()
 
     def _row_s(self, lane: LaneState, path: int, max_rows: int | None = None) -> float:
-        """Returns elapsed seconds per row in batches of min(merge_rows, max_rows) rows.
+        """Returns elapsed seconds per row of usual queries, in batches of min(merge_rows, max_rows) rows.
 
         Elapsed time is longer than lane time if other models share the lane.
         """
@@ -189,12 +189,12 @@ class RouterState:
 
     def unshared_row_s(self, lane: LaneState, path: int, max_rows: int | None = None) -> float:
         """Returns seconds of lane time per row, which is `_row_s` without other models."""
-        # even if larger batches would take too long, a query is executed as a whole
-        rows = max(lane.merge_rows[path], min(self.observed.median_rows, lane.max_rows[path]))
-        if max_rows is not None and max_rows < rows:
-            rows = max_rows
+        batch_rows = lane.merge_rows[path]
+        if max_rows is not None and max_rows < batch_rows:
+            batch_rows = max_rows
         latency = self.paths[path].latency
-        seconds = latency.median[rows] * latency.mean_factor * lane.correction.undisturbed[path] / rows
+        seconds = latency.mean_row_s(self.observed.sizes, batch_rows, lane.max_rows[path])
+        seconds *= lane.correction.undisturbed[path]
         if lane.inline:
             seconds += self.front.row_s + self.front.query_s / self.observed.mean_rows
         return seconds

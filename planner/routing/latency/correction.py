@@ -101,7 +101,7 @@ class Correction:
         self._shift = 0.0
         self._min_shift = 0.0  # since the last tick
         self._count, self._count_before = [0] * paths, [0] * paths
-        self._speeds = PathSpeeds(paths)
+        self._speeds = PathSpeeds([latency.variance for latency in latencies])
         self._ticked_count, self._ticked_error = [0] * paths, [0.0] * paths  # since the last tick
         self._slowest, self._slowest_before = [0.0] * paths, [0.0] * paths
         """Largest ratio of observed to profiled seconds by path, in this and the previous window."""

@@ -28,11 +28,20 @@ class LatencyTable:
     median, tail: seconds by rows.
     spread: log(tail / median) by rows.
     efficient_rows: rows of the smallest efficient batch.
-    mean_factor: mean over median of a lognormal with that tail.
+    variance, mean_factor: variance of the logarithm, and mean over median, of a lognormal with that tail.
     safe_factor: factor on the tail for a batch that must not be late.
     """
 
-    __slots__ = ("efficient_rows", "mean_factor", "median", "rows", "safe_factor", "spread", "tail")
+    __slots__ = (
+        "efficient_rows",
+        "mean_factor",
+        "median",
+        "rows",
+        "safe_factor",
+        "spread",
+        "tail",
+        "variance",
+    )
 
     def __init__(self, model: LatencyModel, rows: int) -> None:
         self.rows = rows
@@ -44,8 +53,23 @@ class LatencyTable:
         per_row = np.asarray(self.median[1:]) / at
         good = per_row <= EFFICIENT * per_row.min()
         self.efficient_rows = int(at[np.argmax(good)])
-        spread = self.spread[self.efficient_rows] / TAIL_DEVIATIONS
-        self.mean_factor = exp(spread * spread / 2)
+        self.variance = (self.spread[self.efficient_rows] / TAIL_DEVIATIONS) ** 2
+        self.mean_factor = exp(self.variance / 2)
+
+    def mean_row_s(self, sizes: Sequence[int], batch_rows: int, max_rows: int) -> float:
+        """Returns mean seconds per row of queries of these sizes, merged to batches of batch_rows rows.
+
+        A query larger than that executes alone, in batches of at most max_rows.
+        """
+        median = self.median
+        merged_s, largest_s = median[batch_rows] / batch_rows, median[max_rows] / max_rows
+        seconds = 0.0
+        for rows in sizes:
+            if rows <= batch_rows:
+                seconds += rows * merged_s
+            else:
+                seconds += median[rows] if rows <= max_rows else rows * largest_s
+        return seconds / sum(sizes) * self.mean_factor
 
     def max_rows_at_median(self, seconds: float) -> int:
         """Returns the maximum rows with a median of at most `seconds`; 0 if even one row takes longer."""

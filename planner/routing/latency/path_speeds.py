@@ -27,8 +27,8 @@ COMMON_VARIANCE_S, OWN_VARIANCE_S = 0.3, 0.0005
 UNKNOWN_VARIANCE, UNTRIED_VARIANCE = 100.0, 0.5**2
 """Initial variances, common and per path, so that the first path executed determines the common error."""
 BATCH_VARIANCE, TICK_VARIANCE = 0.3**2, 0.02**2
-"""Variance of a batch's error, as one in ten is disturbed, and additional variance of a path's mean error
-over a tick."""
+"""Least variance of a batch's error, as one in ten is disturbed, and additional variance of a path's mean
+error over a tick."""
 OPTIMISM = 0.5
 """Standard deviations by which a path that seems slow is expected to be better."""
 
@@ -36,10 +36,13 @@ OPTIMISM = 0.5
 class PathSpeeds:
     """Estimates the profile errors of a lane's paths. errors: the estimates by path."""
 
-    __slots__ = ("_covariance", "_reference", "errors")
+    __slots__ = ("_covariance", "_reference", "_variances", "errors")
 
-    def __init__(self, paths: int) -> None:
+    def __init__(self, variances: Sequence[float]) -> None:
+        """variances: of a batch's profiled time, by path, as a logarithm."""
+        paths = len(variances)
         self.errors = [0.0] * paths
+        self._variances = [max(variance, BATCH_VARIANCE) for variance in variances]
         self._covariance: F64 = np.full((paths, paths), UNKNOWN_VARIANCE) + np.eye(paths) * UNTRIED_VARIANCE
         self._reference = 0
         """The path with the most batches in the last tick that had any."""
@@ -65,7 +68,9 @@ class PathSpeeds:
         self._covariance[np.diag_indices_from(self._covariance)] += drift
         for path in paths:
             if batches[path]:
-                self._observe(path, errors[path], BATCH_VARIANCE / batches[path] + TICK_VARIANCE, medians)
+                self._observe(
+                    path, errors[path], self._variances[path] / batches[path] + TICK_VARIANCE, medians
+                )
         if any(batches):
             self._reference = max(paths, key=lambda path: batches[path])
         common_kept = exp(-passed_s / COMMON_MEMORY_S) if at_rest else 1.0

@@ -54,6 +54,7 @@ def choose(state: RouterState, lane: LaneState, now_s: float) -> BatchChoice | N
     if usual:
         late = [piece for piece in pieces if is_later(state, piece, now_s) and not piece.query.settled]
         backlog -= sum(piece.rows for piece in late)
+    backlog += extra_rows(state, lane, pieces, now_s)
     if backlog > batching.BACKLOG_THRESHOLD * state.total_rate * ((usual or pieces)[-1].order_s - now_s):
         firsts = [
             skip_urgent_head(state, lane, pieces, head, now_s)
@@ -104,6 +105,22 @@ def start_of_last_batch(lane: LaneState, pieces: list[Piece]) -> int:
     while start and sum(piece.rows for piece in pieces[start - 1 :]) <= lane.merge_rows[lane.fastest]:
         start -= 1
     return start
+
+
+def extra_rows(state, lane, pieces, now_s):
+    """Rows of merged batches in the time by which small batches of the urgent pieces take longer."""
+    latency, merge = state.paths[lane.fastest].latency, lane.merge_rows[lane.fastest]
+    mean_rows = max(1, state.queue.rows // len(pieces))
+    due_s = now_s + latency.tail[merge] * lane.correction.tail[lane.fastest]
+    rows = sum(piece.rows for piece in pieces if (piece.level, piece.order_s) < (pieces[0].level, due_s))
+    half = max(
+        (n for n in range(1, latency.rows + 1) if latency.tail[n] <= latency.tail[merge] / 2), default=0
+    )
+    small = max(mean_rows, min(half, rows))
+    if not rows or small >= merge:
+        return 0.0
+    rows_s = {n: n / latency.median[n] for n in (small, merge)}
+    return max(0.0, rows * (rows_s[merge] / rows_s[small] - 1))
 
 
 def skip_urgent_head(

@@ -19,8 +19,10 @@ def expected(error: float, reference_s: float, median_s: float) -> float:
 class PathSpeeds:
     """`latency.path_speeds.PathSpeeds` by the textbook: one observation matrix, Joseph's form."""
 
-    def __init__(self, paths: int) -> None:
+    def __init__(self, variances: Sequence[float]) -> None:
+        paths = len(variances)
         self.errors = [0.0] * paths
+        self.variances = variances
         common, own = path_speeds.UNKNOWN_VARIANCE, path_speeds.UNTRIED_VARIANCE
         self.covariance = np.array([[common + own * (i == j) for i in range(paths)] for j in range(paths)])
         self.reference = 0
@@ -39,7 +41,10 @@ class PathSpeeds:
                 self.covariance[p, p] += path_speeds.OWN_VARIANCE_S * passed_s
         for p in paths:
             if batches[p]:
-                noise = path_speeds.BATCH_VARIANCE / len(batches[p]) + path_speeds.TICK_VARIANCE
+                noise = (
+                    max(path_speeds.BATCH_VARIANCE, self.variances[p]) / len(batches[p])
+                    + path_speeds.TICK_VARIANCE
+                )
                 self.observe(p, sum(batches[p]) / len(batches[p]), noise, medians)
         if latest:
             self.reference = max(paths, key=lambda p: len(batches[p]))
@@ -96,7 +101,7 @@ class Correction:
         self.new = 0
         self.latest: list[tuple[int, float]] = []
         """(path, logarithm of observed over profiled seconds), without shift and outliers, of this tick"""
-        self.speeds = PathSpeeds(len(latencies))
+        self.speeds = PathSpeeds([latency.variance for latency in latencies])
         self.window = 0
         self.begun_s = 0.0
         self.usual = [1 for _ in paths]

@@ -74,3 +74,19 @@ def test_one_row_is_efficient_without_a_fixed_cost():
 def test_rows_beyond_a_batch_take_further_ones():
     seconds = [1.0, 1.0, 1.5, 2.0]
     assert [in_batches(seconds, rows, 3) for rows in (1, 3, 4, 8)] == [1.0, 2.0, 3.0, 5.5]
+
+
+@given(
+    model=models(),
+    sizes=st.lists(st.integers(1, 500), min_size=1, max_size=8),
+    limits=st.tuples(st.integers(1, 500), st.integers(1, 500)),
+)
+def test_seconds_per_row_of_merged_and_single_queries(model, sizes, limits):
+    batch_rows, max_rows = sorted(limits)
+    latency = LatencyTable(model, 500)
+    seconds = 0.0
+    for rows in sizes:
+        batch = batch_rows if rows <= batch_rows else min(rows, max_rows)
+        seconds += rows / batch * model.median(batch)
+    mean_row_s = latency.mean_row_s(sizes, batch_rows, max_rows)
+    assert mean_row_s == pytest.approx(latency.mean_factor * seconds / sum(sizes))

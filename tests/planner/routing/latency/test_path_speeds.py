@@ -9,6 +9,7 @@ from polyrec.planner.routing.latency.path_speeds import COMMON_MEMORY_S, OWN_MEM
 from tests.planner.routing.latency import reference
 
 MEDIANS = (1e-3, 1.5e-3, 4e-3)
+VARIANCES = (0.0, 0.2, 0.05)
 
 
 @given(
@@ -22,7 +23,7 @@ MEDIANS = (1e-3, 1.5e-3, 4e-3)
     )
 )
 def test_errors_equal_the_reference(ticks):
-    fast, plain = PathSpeeds(3), reference.PathSpeeds(3)
+    fast, plain = PathSpeeds(VARIANCES), reference.PathSpeeds(VARIANCES)
     for passed_s, latest, is_idle_long in ticks:
         batches = [sum(p == path for p, _ in latest) for path in range(3)]
         errors = [sum(e for p, e in latest if p == path) / max(n, 1) for path, n in enumerate(batches)]
@@ -33,7 +34,7 @@ def test_errors_equal_the_reference(ticks):
 
 
 def test_a_core_that_speeds_up_moves_all_paths_and_a_fast_path_only_itself():
-    speeds = PathSpeeds(3)
+    speeds = PathSpeeds([0.0] * 3)
     for _ in range(50):
         speeds.update(0.1, (40, 0, 0), (-0.2, 0.0, 0.0), MEDIANS)
     assert speeds.errors == pytest.approx([-0.2, -0.2, -0.2], abs=0.01)
@@ -46,7 +47,7 @@ def test_a_core_that_speeds_up_moves_all_paths_and_a_fast_path_only_itself():
 
 
 def test_common_error_is_forgotten_at_rest_before_paths_own_errors():
-    speeds = PathSpeeds(2)
+    speeds = PathSpeeds([0.0] * 2)
     for _ in range(50):
         speeds.update(0.1, (40, 40), (0.5, 0.8), (1e-3, 1e-3))
     speeds.update(0.1, (40, 0), (0.5, 0.0), (1e-3, 1e-3))
@@ -60,7 +61,7 @@ def test_common_error_is_forgotten_at_rest_before_paths_own_errors():
 
 def test_own_error_of_a_path_is_forgotten_after_a_long_rest():
     """Its error has been forgotten: what it then shows is no news of the other path."""
-    speeds, profiles = PathSpeeds(2), (1e-3, 1e-3)
+    speeds, profiles = PathSpeeds([0.0] * 2), (1e-3, 1e-3)
     for _ in range(50):
         speeds.update(0.1, (40, 40), (0.0, 0.5), profiles)
     for _ in range(3600):
@@ -72,10 +73,19 @@ def test_own_error_of_a_path_is_forgotten_after_a_long_rest():
 
 @pytest.mark.parametrize(("batches", "low", "high"), [(1, 0.0, 0.15), (40, 0.2, 0.3)])
 def test_a_single_slow_batch_hardly_makes_a_path_seem_slow(batches, low, high):
-    speeds, profiles = PathSpeeds(2), (1e-3, 1e-3)
+    speeds, profiles = PathSpeeds([0.0] * 2), (1e-3, 1e-3)
     for _ in range(50):
         speeds.update(0.1, (40, 0), (0.0, 0.0), profiles)
     speeds.update(1e-3, (40, batches), (0.0, 0.3), profiles)
     speeds.update(1e-3, (40, 0), (0.0, 0.0), profiles)
     assert low <= speeds.optimistic()[1] <= high
     assert speeds.optimistic()[0] == speeds.errors[0]
+
+
+def test_a_slow_batch_tells_less_of_a_path_whose_times_vary():
+    steady, varying = PathSpeeds([0.0, 0.0]), PathSpeeds([0.0, 0.5**2])
+    for speeds in (steady, varying):
+        for _ in range(50):
+            speeds.update(0.1, (40, 0), (0.0, 0.0), (1e-3, 1e-3))
+        speeds.update(0.1, (40, 1), (0.0, 0.6), (1e-3, 1e-3))
+    assert 0 < varying.errors[1] < 0.8 * steady.errors[1]
