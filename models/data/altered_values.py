@@ -65,7 +65,10 @@ class AlteredValues:
                 found.cut_lists = int(np.count_nonzero(beyond > 0))
                 found.dropped = int(beyond[beyond > 0].sum())
                 found.null_in_lists = values.null_count
-            self.features[f.name] = self.features.get(f.name, FeatureAlterations()) + found
+            self._add(f.name, found)
+
+    def _add(self, name: str, found: FeatureAlterations) -> None:
+        self.features[name] = self.features.get(name, FeatureAlterations()) + found
 
     @staticmethod
     def sum(parts: Iterable[AlteredValues]) -> AlteredValues:
@@ -73,7 +76,7 @@ class AlteredValues:
         whole = AlteredValues()
         for part in parts:
             for name, found in part.features.items():
-                whole.features[name] = whole.features.get(name, FeatureAlterations()) + found
+                whole._add(name, found)
         return whole
 
     def record(self) -> dict[str, dict[str, int]]:

@@ -94,20 +94,27 @@ def _extra_rows(free: FreeLane) -> float:
     Their deadlines force small batches. While the lanes execute those, more pieces become urgent, so
     throughput may stay far below total_rate, with a queue that looks short.
     """
-    state, lane, pieces, now_s = free[:4]
+    state, lane, pieces = free.state, free.lane, free.pieces
     merge_rows = lane.merge_rows[lane.fastest]
-    latency = state.paths[lane.fastest].latency
     mean_rows = max(1, state.queue.rows // len(pieces))
     if mean_rows >= merge_rows:
         return 0.0
-    needed_s = latency.tail[merge_rows]
-    urgent = bisect_left(pieces, (pieces[0].level, now_s + needed_s * lane.correction.tail[lane.fastest]))
+    urgent = _end_of_urgent(free, pieces[0])
     if not urgent:
         return 0.0
+    latency = state.paths[lane.fastest].latency
     rows = sum(piece.rows for piece in pieces[:urgent])
-    small = max(mean_rows, min(latency.max_rows_at_tail(needed_s / 2), rows))
+    small = max(mean_rows, min(latency.max_rows_at_tail(latency.tail[merge_rows] / 2), rows))
     median = latency.median
     return rows * max(0.0, median[small] * merge_rows / (median[merge_rows] * small) - 1)
+
+
+def _end_of_urgent(free: FreeLane, head: Piece) -> int:
+    """Returns the index of the first piece of the head's priority that an efficient batch answers in time."""
+    state, lane, pieces, now_s = free[:4]
+    p = lane.fastest
+    needed_s = state.paths[p].latency.tail[lane.merge_rows[p]] * lane.correction.tail[p]
+    return bisect_left(pieces, (head.level, now_s + needed_s))
 
 
 def _excess_s(state: RouterState, lane: LaneState, pieces: list[Piece], now_s: float) -> float:
@@ -142,18 +149,14 @@ def _skip_urgent_head(free: FreeLane, head: int) -> int:
     queries gained that way are lost again in other batches.
     """
     state, lane, pieces, now_s = free[:4]
+    start = _end_of_urgent(free, pieces[head])
+    if not head < start < len(pieces):
+        return head
     p = lane.fastest
     factor = lane.correction.tail[p]
     latency = state.paths[p].latency
     merge_rows = lane.merge_rows[p]
-    needed_s = latency.tail[merge_rows] * factor
-    level, deadline_s = pieces[head].level, pieces[head].order_s
-    if deadline_s - now_s >= needed_s:
-        return head
-    start = bisect_left(pieces, (level, now_s + needed_s))
-    if start >= len(pieces):
-        return head
-    small = max(1, latency.max_rows_at_tail((deadline_s - now_s) / factor))
+    small = max(1, latency.max_rows_at_tail((pieces[head].order_s - now_s) / factor))
     large = min(merge_rows, state.queue.rows - sum(piece.rows for piece in pieces[:start]))
     if large <= 0:
         return head

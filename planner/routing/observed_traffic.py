@@ -27,7 +27,7 @@ OUTLIER = 100.0
 """A change between two ticks counts for at most this factor times the known variance."""
 RATE_MEMORY_S = 0.3
 """Time constant of the rates, after which they reflect two thirds of a step in load."""
-SIZES = 8
+SIZE_GROUPS = 8
 FIRST_ROWS, FIRST_BUDGET_S = 23.0, 0.1
 
 
@@ -44,7 +44,7 @@ class ObservedTraffic:
         less load.
     budget_s: median budget.
     mean_rows, mean_square: mean and mean square of rows per query.
-    sizes: mean rows per query in each of SIZES groups of the queries by size.
+    size_groups: mean rows per query in each of SIZE_GROUPS groups of queries by size, equally many in each.
     urgent_s, urgent_mean, urgent_square: rate of urgent rows, and mean and mean square per query.
     variance_s: variance of arriving urgent rows per second, at least that of Poisson arrivals.
     """
@@ -53,7 +53,7 @@ class ObservedTraffic:
         "_budgets", "_first_s", "_last_s", "_last_urgent", "_long_rows_s", "_new_demand", "_new_possible",
         "_new_rows", "_new_urgent", "_seen", "_seen_by", "_sizes", "_ticks", "_varies", "budget_s",
         "demand_rows_s", "high_rows_s", "mean_rows", "mean_square", "new_queries", "possible_s",
-        "queries_s", "rows_s", "sizes", "urgent_mean", "urgent_s", "urgent_square", "variance_s",
+        "queries_s", "rows_s", "size_groups", "urgent_mean", "urgent_s", "urgent_square", "variance_s",
     )  # fmt: skip
 
     def __init__(self, now_s: float) -> None:
@@ -75,7 +75,7 @@ class ObservedTraffic:
         self._ticks = 0
         self.mean_rows = self.urgent_mean = FIRST_ROWS
         self.urgent_square = self.mean_square = FIRST_ROWS**2
-        self.sizes = [round(FIRST_ROWS)]
+        self.size_groups = [round(FIRST_ROWS)]
         self.budget_s = FIRST_BUDGET_S
 
     @property
@@ -134,8 +134,8 @@ class ObservedTraffic:
             sizes = np.fromiter(self._sizes, np.float64)
             budgets = np.fromiter(self._budgets, np.float64)
             self.mean_rows = float(sizes.mean())
-            groups = np.array_split(np.sort(sizes), min(SIZES, sizes.size))
-            self.sizes = [max(1, round(group.mean())) for group in groups]
+            groups = np.array_split(np.sort(sizes), min(SIZE_GROUPS, sizes.size))
+            self.size_groups = [max(1, round(group.mean())) for group in groups]
             self.mean_square = float((sizes * sizes).mean())
             self.budget_s = float(np.median(budgets))
             urgent = sizes * np.minimum(1.0, self.budget_s / budgets)

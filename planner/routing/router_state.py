@@ -193,7 +193,7 @@ class RouterState:
         if max_rows is not None and max_rows < batch_rows:
             batch_rows = max_rows
         latency = self.paths[path].latency
-        seconds = latency.mean_row_s(self.observed.sizes, batch_rows, lane.max_rows[path])
+        seconds = latency.mean_row_s(self.observed.size_groups, batch_rows, lane.max_rows[path])
         seconds *= lane.correction.undisturbed[path]
         if lane.inline:
             seconds += self.front.row_s + self.front.query_s / self.observed.mean_rows

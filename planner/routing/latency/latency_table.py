@@ -33,15 +33,8 @@ class LatencyTable:
     """
 
     __slots__ = (
-        "efficient_rows",
-        "mean_factor",
-        "median",
-        "rows",
-        "safe_factor",
-        "spread",
-        "tail",
-        "variance",
-    )
+        "efficient_rows", "mean_factor", "median", "rows", "safe_factor", "spread", "tail", "variance",
+    )  # fmt: skip
 
     def __init__(self, model: LatencyModel, rows: int) -> None:
         self.rows = rows

@@ -68,9 +68,8 @@ class PathSpeeds:
         self._covariance[np.diag_indices_from(self._covariance)] += drift
         for path in paths:
             if batches[path]:
-                self._observe(
-                    path, errors[path], self._variances[path] / batches[path] + TICK_VARIANCE, medians
-                )
+                variance = self._variances[path] / batches[path] + TICK_VARIANCE
+                self._observe(path, errors[path], variance, medians)
         if any(batches):
             self._reference = max(paths, key=lambda path: batches[path])
         common_kept = exp(-passed_s / COMMON_MEMORY_S) if at_rest else 1.0
