@@ -176,7 +176,7 @@ def _best_batch(free: FreeLane, start: int) -> BatchChoice | None:
         left_s -= state.reads.tail_s(query.misses)
     if left_s <= 0:
         return None
-    options = lane.options
+    options = lane.options_for(rows)
     if query.best_only or query.path >= 0:
         options = _options_of(state, lane, piece)
     tails, cautious_tails = lane.correction.tail, lane.correction.cautious_tail
@@ -235,7 +235,7 @@ def _options_of(state: RouterState, lane: LaneState, piece: Piece) -> list[PathO
     elif query.best_only:
         order = [p for p in lane.paths if paths[p].value >= state.best_value]
     else:
-        return lane.options
+        return lane.options_for(piece.rows)
     return path_options(order, paths, lane.max_rows, lane.merge_rows)
 
 

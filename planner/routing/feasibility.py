@@ -227,12 +227,13 @@ def _suits_idle_server(state: RouterState, query: Query, lane: LaneState, path: 
     rows, latency, correction = query.rows, path.latency, lane.correction
     if rows > latency.rows:
         return False
-    is_fastest = path.index == lane.fastest
+    option = next((o for o in lane.options_for(rows) if o.path == path.index), None)
+    is_fastest = option is not None and option.last
     factors = correction.tail if is_fastest else correction.cautious_tail
     budget_s = query.deadline_s - query.arrival_s
     if latency.tail[rows] * factors[path.index] > budget_s - state.answer_s(query):
         return False
-    if is_fastest or any(o.outweighs_speed for o in lane.options if o.path == path.index):
+    if option is not None and (option.last or option.outweighs_speed):
         return True
     observed = state.observed
     batch_s = latency.median[rows] * correction.median[path.index]

@@ -12,6 +12,8 @@ from typing import NamedTuple
 from polyrec.planner.plan import Limits, Routing
 from polyrec.planner.routing.lanes.lane import FasterLane, LaneSpec, LaneState
 from polyrec.planner.routing.lanes.path import PathSpec, PathState
+from polyrec.planner.routing.lanes.path_order import large_order, large_path, usual_order
+from polyrec.planner.routing.lanes.row_times import RowTimes
 from polyrec.planner.routing.latency.front_cost import FrontCost
 from polyrec.planner.routing.latency.latency_table import LatencyTable
 from polyrec.planner.routing.latency.read_times import ReadTimes
@@ -82,8 +84,8 @@ class RouterState:
         "allowed_paths", "alone_times", "best_alone_times", "best_lane_failed", "best_paths", "best_value",
         "devices", "front", "front_factor", "lane_specs", "lanes", "last_completion_s", "limits",
         "loss_backoff", "max_merge_rows", "max_queued_rows", "min_latency_s", "observed", "others_budget_s",
-        "path_specs", "paths", "prices", "queue", "reads", "reserve_s", "routing", "service_times",
-        "sole_inline_lane", "start_s", "total_rate", "usable", "utilization",
+        "path_specs", "paths", "prices", "queue", "reads", "reserve_s", "routing", "row_times",
+        "service_times", "sole_inline_lane", "start_s", "total_rate", "usable", "utilization",
     )  # fmt: skip
 
     def __init__(
@@ -127,6 +129,7 @@ class RouterState:
         self.front = FrontCost(routing)
         self.loss_backoff = LossBackoff()
         self.observed = ObservedTraffic(now_s)
+        self.row_times = RowTimes(self.paths, self.front, self.observed)
         self.others_budget_s = INF
         self.total_rate = 0.0
         self.prices: Prices | None = None
@@ -175,29 +178,10 @@ class RouterState:
         for lane in self.lanes:
             if lane.alive:
                 for p in lane.paths:
-                    row_s = self._row_s(lane, p)
+                    row_s = self.row_times.elapsed_s(lane, p)
                     if row_s < self.paths[p].row_s:
                         self.paths[p].row_s = row_s
         self.update_lanes()
-
-    def _row_s(self, lane: LaneState, path: int, max_rows: int | None = None) -> float:
-        """Returns elapsed seconds per row of usual queries, in batches of min(merge_rows, max_rows) rows.
-
-        Elapsed time is longer than lane time if other models share the lane.
-        """
-        return self.unshared_row_s(lane, path, max_rows) / lane.share
-
-    def unshared_row_s(self, lane: LaneState, path: int, max_rows: int | None = None) -> float:
-        """Returns seconds of lane time per row, which is `_row_s` without other models."""
-        batch_rows = lane.merge_rows[path]
-        if max_rows is not None and max_rows < batch_rows:
-            batch_rows = max_rows
-        latency = self.paths[path].latency
-        seconds = latency.mean_row_s(self.observed.size_groups, batch_rows, lane.max_rows[path])
-        seconds *= lane.correction.undisturbed[path]
-        if lane.inline:
-            seconds += self.front.row_s + self.front.query_s / self.observed.mean_rows
-        return seconds
 
     def update_lanes(self) -> None:
         """Recomputes the usable lanes, their paths, their capacity and the prices of their time."""
@@ -281,31 +265,41 @@ class RouterState:
         return max_values
 
     def _order_paths(self, lane: LaneState, max_value: float) -> None:
-        """Sets the lane's paths in order of value, its fastest path and its rate.
-
-        Excludes paths faster than the one with the most value per second, which is better even past capacity.
-        """
-        paths = self.paths
+        """Sets the paths of the lane's usual and large queries, its fastest path and its rate."""
+        paths, times = self.paths, self.row_times
         usable = [p for p in lane.paths if p in self.allowed_paths and 0 < paths[p].value <= max_value]
-        # which path is faster may depend on the batch size, so compare at the usual size
         usual_rows = max(1, round(lane.mean_batch_rows))
-        row_s = {p: self._row_s(lane, p, usual_rows) for p in usable}
-        usable.sort(key=lambda p: (-paths[p].value, row_s[p]))
-        last = max(usable, key=lambda p: paths[p].value / self._row_s(lane, p), default=-1)
-        lane.order = []
-        for p in usable:
-            if not lane.order or row_s[p] < row_s[lane.order[-1]]:
-                lane.order.append(p)
-            if p == last:
-                break
+        row_s = {p: times.elapsed_s(lane, p, usual_rows) for p in usable}
+        full_row_s = {p: times.elapsed_s(lane, p) for p in usable}
+        lane_rows_s = self.utilization * lane.rate
+        lane.order = usual_order(paths, usable, row_s, full_row_s, lane_rows_s)
         lane.options = path_options(lane.order, paths, lane.max_rows, lane.merge_rows)
         budget_s, backoff = self.observed.budget_s, self.loss_backoff
-        full_row_s = {p: self._row_s(lane, p) for p in lane.order}
         compare_speeds(
             lane.options, paths, row_s, full_row_s, usual_rows, self.utilization, budget_s, backoff
         )
         lane.fastest = lane.order[-1] if lane.order else -1
-        lane.rate = 1 / self._row_s(lane, lane.fastest) if lane.order else 0.0
+        self._set_large_options(lane)
+        lane.rate = times.rate(lane) if lane.order else 0.0
+
+    def _set_large_options(self, lane: LaneState) -> None:
+        """Sets from how many rows on a query has other options than usual ones, and which."""
+        lane.large_rows, lane.large_options = INF, []
+        if not lane.order:
+            return
+        paths, budget_s = self.paths, self.observed.budget_s
+        large = large_path(lane, paths, self._allowed_of(lane), budget_s)
+        if large is None:
+            return
+        sizes = [rows for rows in self.observed.size_groups if rows >= large.from_rows] or [large.from_rows]
+        row_s = {p: self.row_times.elapsed_s(lane, p, sizes=sizes) for p in (*lane.order, large.path)}
+        order = large_order(paths, lane.order, large.path, row_s)
+        lane.large_rows = large.from_rows
+        lane.large_options = path_options(order, paths, lane.max_rows, lane.merge_rows)
+        mean_rows, backoff = sum(sizes) // len(sizes), self.loss_backoff
+        compare_speeds(
+            lane.large_options, paths, row_s, row_s, mean_rows, self.utilization, budget_s, backoff
+        )
 
     def _find_faster_lanes(self, lane: LaneState) -> None:
         """Sets the lanes that are much faster than this one, with their rates without its help."""
@@ -322,7 +316,7 @@ class RouterState:
             if other.rate > factor * lane.rate:
                 rate = other.rate
                 if is_worth_its_time and other.device != lane.device:
-                    rate = 1 / self._row_s(other, other.order[0])
+                    rate = 1 / self.row_times.elapsed_s(other, other.order[0])
                 lane.faster.append(FasterLane(other, rate))
 
     def is_possible(self, rows: int, budget_s: float, best_only: bool = False) -> bool:
@@ -395,7 +389,7 @@ class RouterState:
         """Returns a path of the highest value, if the lane has one."""
         return [p for p in lane.paths if self.paths[p].value >= self.best_value][:1]
 
-    def _allowed_of(self, lane: LaneState) -> Iterable[int]:
+    def _allowed_of(self, lane: LaneState) -> list[int]:
         """Returns all paths that the policy may use, also those not in use now.
 
         If queries that only those can answer counted as impossible, the traffic that needs them would never
@@ -405,7 +399,7 @@ class RouterState:
 
 
 def _fastest_of(lane: LaneState) -> Iterable[int]:
-    return [lane.fastest] if lane.fastest >= 0 else []
+    return {options[-1].path for options in (lane.options, lane.large_options) if options}
 
 
 def _representation(path: str) -> str:

@@ -93,15 +93,22 @@ def _inline_completion_s(state: RouterState, lane: LaneState, rows: int, ahead: 
     The model has only the share of the event loop's time that other models leave, and reads its own requests
     within that share.
     """
-    front = state.front
+    front, correction = state.front, lane.correction
     latency = state.paths[lane.fastest].latency
     merge_rows = lane.merge_rows[lane.fastest]
+    merged_s = latency.median[merge_rows] * correction.median[lane.fastest]
+    answers_s = queries * front.answer_s + ahead * front.answer_row_s
+    executing_share = max(lane.share - front.read_share, lane.share * (1 - MAX_READ_SHARE))
+
+    def end_s(batches: float, last_s: float) -> float:
+        return MARGIN * (batches * merged_s / executing_share + answers_s / lane.share) + last_s
+
     batches, last_rows = divmod(ahead + rows, merge_rows)
     if not last_rows:
         batches, last_rows = batches - 1, merge_rows
-    correction = lane.correction
-    batches_s = batches * latency.median[merge_rows] * correction.median[lane.fastest]
-    answers_s = queries * front.answer_s + ahead * front.answer_row_s
-    executing_share = max(lane.share - front.read_share, lane.share * (1 - MAX_READ_SHARE))
-    before_s = batches_s / executing_share + answers_s / lane.share
-    return MARGIN * before_s + latency.tail[last_rows] * correction.tail[lane.fastest]
+    merged_end_s = end_s(batches, latency.tail[last_rows] * correction.tail[lane.fastest])
+    if rows < lane.large_rows or rows > lane.large_options[-1].max_rows:
+        return merged_end_s
+    # it executes alone on the path of large queries
+    large = lane.large_options[-1]
+    return min(merged_end_s, end_s(ahead / merge_rows, large.tail[rows] * correction.tail[large.path]))

@@ -79,7 +79,8 @@ def path_for(state: RouterState, lane: LaneState, piece: Piece) -> int:
         return next((p for p in lane.paths if paths[p].representation == kind), -1)
     if query.best_only:
         return next((p for p in lane.order if paths[p].value >= state.best_value), -1)
-    return lane.fastest
+    options = lane.options_for(piece.rows)
+    return options[-1].path if options else -1
 
 
 def _silent(state: RouterState, now_s: float) -> bool:
@@ -99,7 +100,8 @@ def _quickest_s(state: RouterState, rows: int, best_only: bool) -> float:
     """Returns the shortest service time observed on a usable lane, scaled to `rows`, in seconds."""
     best_s = INF
     for lane in state.usable:
-        for p in lane.order:
+        for option in (*lane.options, *lane.large_options):
+            p = option.path
             path = state.paths[p]
             if best_only and path.value < state.best_value:
                 continue

@@ -39,7 +39,9 @@ class LaneState:
     order: indexes of the paths it may use, by falling value; excludes paths that another beats in both value
         and speed, and paths faster than the one with the most value per second.
     options: the same paths with all data that a decision needs.
-    fastest, rate: the path in `order` with the highest rate, and its corrected rows/s.
+    large_rows, large_options: the options of queries with at least that many rows; infinity without any.
+    fastest: the last path in `order`.
+    rate: corrected rows/s on the last paths of both kinds of options.
     others, faster: the other usable lanes, and the lanes much faster than this one.
 
     free_s: predicted completion of the running batch.
@@ -56,9 +58,9 @@ class LaneState:
 
     __slots__ = (
         "alive", "breaker", "busy_s", "correction", "device", "due_s", "faster", "fastest", "free_s",
-        "in_flight", "index", "inline", "last_done_s", "max_rows", "mean_batch_rows", "merge_rows", "name",
-        "options", "order", "others", "overdue_s", "paths", "rate", "recheck_s", "share", "stranded",
-        "utilization",
+        "in_flight", "index", "inline", "large_options", "large_rows", "last_done_s", "max_rows",
+        "mean_batch_rows", "merge_rows", "name", "options", "order", "others", "overdue_s", "paths", "rate",
+        "recheck_s", "share", "stranded", "utilization",
     )  # fmt: skip
 
     def __init__(
@@ -72,6 +74,8 @@ class LaneState:
         self.options: list[PathOption] = []
         self.others: list[LaneState] = []
         self.faster: list[FasterLane] = []
+        self.large_rows = INF
+        self.large_options: list[PathOption] = []
         self.fastest = -1
         self.rate = 0.0
         self.max_rows = [1] * len(latencies)
@@ -93,6 +97,10 @@ class LaneState:
     def usable(self) -> bool:
         """Whether the lane is alive and its breaker is closed."""
         return self.alive and self.breaker.state is CLOSED
+
+    def options_for(self, rows: int) -> list[PathOption]:
+        """Returns the options of a query with this many rows, by falling value."""
+        return self.options if rows < self.large_rows else self.large_options
 
     def stalled_s(self, now_s: float) -> float:
         """Returns for how many seconds an abandoned batch has been executing; 0 if there is none."""

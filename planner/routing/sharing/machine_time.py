@@ -195,7 +195,7 @@ class SharedPool:
             lanes += 1
             for p in lane.paths:
                 if p in state.allowed_paths and state.paths[p].value > 0:
-                    costs[p] = min(costs.get(p, INF), state.unshared_row_s(lane, p))
+                    costs[p] = min(costs.get(p, INF), state.row_times.lane_s(lane, p))
         paths = tuple((state.paths[p].value, seconds) for p, seconds in costs.items())
         weight = 1.0 if model.asked.weight is None else model.asked.weight
         guaranteed = model.guaranteed * max(0.0, self.capacity - self.rejecting)

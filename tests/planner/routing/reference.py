@@ -149,7 +149,8 @@ def batch(
     left = query.deadline_s - now_s - state.answer_s(query) - reads_s(state, query)
     if left <= 0:
         return None
-    order = lane.order
+    options = lane.options if rows < lane.large_rows else lane.large_options
+    order = [option.path for option in options]
     if query.path >= 0 and rows < query.rows:
         kind = state.paths[query.path].representation
         order = [p for p in lane.paths if state.paths[p].representation == kind]
@@ -163,7 +164,7 @@ def batch(
         found = formed(state, lane, p, pieces, start, left, last)
         if found is not None:
             joined, batch_rows = found
-            near = any(option.outweighs_speed for option in lane.options if option.path == p)
+            near = any(option.outweighs_speed for option in options if option.path == p)
             fits = last or near
             if fits or rest_is_feasible(state, lane, p, pieces, start, len(joined), batch_rows, now_s):
                 return BatchChoice(p, joined, start, batch_rows, reason(state, p, query))
@@ -318,12 +319,14 @@ def reason(state: RouterState, p: int, query: Query) -> Reason:
     kept_s = state.loss_backoff.rest_share * max(budgets)
     for lane, p in best:
         latency = state.paths[p].latency
-        is_fastest = p == lane.fastest
+        options = lane.options if query.rows < lane.large_rows else lane.large_options
+        is_fastest = bool(options) and p == options[-1].path
         factors = lane.correction.tail if is_fastest else lane.correction.cautious_tail
         if query.rows <= latency.rows and latency.tail[query.rows] * factors[p] <= budget_s:
             took_s = latency.median[query.rows] * lane.correction.median[p]
             done = took_s * lane.rate * state.front_factor
-            if is_fastest or done / state.total_rate + usual_s <= kept_s:
+            near = any(option.outweighs_speed for option in options if option.path == p)
+            if is_fastest or near or done / state.total_rate + usual_s <= kept_s:
                 return Reason.LOAD
     lost = [
         lane
@@ -399,9 +402,9 @@ def service_time_s(state: RouterState, rows: int, best_only: bool = False) -> fl
         own = (
             [p for p in lane.paths if state.paths[p].value >= state.best_value]
             if best_only
-            else [lane.fastest]
+            else [option.path for option in (*lane.options[-1:], *lane.large_options[-1:])]
         )
-        for p in own[:1]:
+        for p in own[:1] if best_only else own:
             lanes = sum(other.device == lane.device for other in state.usable)
             parts = min(lanes, max(1, rows // lane.merge_rows[p]))
             seconds = in_batches(state.paths[p].latency.tail, -(-rows // parts), lane.max_rows[p])

@@ -27,7 +27,7 @@ def ladder(figures: list[tuple[float, float]], query_s: float) -> RouterState:
 def test_the_fastest_path_is_the_one_of_most_value_a_second(figures, query_s):
     state = ladder(figures, query_s)
     (lane,) = state.lanes
-    row_s = [state.unshared_row_s(lane, p) for p in lane.paths]
+    row_s = [state.row_times.lane_s(lane, p) for p in lane.paths]
     values = [path.value for path in state.paths]
     assert values[lane.fastest] / row_s[lane.fastest] == pytest.approx(
         max(value / seconds for value, seconds in zip(values, row_s, strict=True))

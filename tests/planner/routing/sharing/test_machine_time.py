@@ -82,7 +82,7 @@ def test_a_router_sees_the_time_that_the_others_leave():
     busy, other = joined(machine), joined(machine)
     lane = other.router.state.lanes[0]
     alone = other.router.state.total_rate
-    cost_s = busy.router.state.unshared_row_s(busy.router.state.lanes[0], 0)
+    cost_s = busy.router.state.row_times.lane_s(busy.router.state.lanes[0], 0)
     arrive(busy, 0.3 / cost_s)
     machine.tick()
     assert lane.share == pytest.approx(1 - 0.3 * DEMAND_MARGIN, rel=0.02)
@@ -116,7 +116,7 @@ def test_reading_what_is_rejected_takes_time_of_lanes_in_the_loop_only(kind):
     lanes = [model.router.state.lanes[0] for model in models]
     for model, lane in zip(models, lanes, strict=True):
         # half as much again as there is time for, at the margin that demand is given
-        arrive(model, 0.75 / DEMAND_MARGIN / model.router.state.unshared_row_s(lane, 0))
+        arrive(model, 0.75 / DEMAND_MARGIN / model.router.state.row_times.lane_s(lane, 0))
         model.router.state.front.read_share = 0.15
     for _ in range(19):
         machine.tick()
@@ -272,7 +272,7 @@ def test_a_model_with_a_small_share_waits_no_longer_than_it_tolerates() -> None:
     """Its budget passed while others, which needed all time, had the earlier deadlines."""
     machine = MachineTime(CORES)
     busy, light = joined(machine, ModelShare(guaranteed=0.8)), joined(machine, ModelShare(guaranteed=0.2))
-    cost_s = busy.router.state.unshared_row_s(busy.router.state.lanes[0], 0)
+    cost_s = busy.router.state.row_times.lane_s(busy.router.state.lanes[0], 0)
     arrive(busy, 3 / cost_s)
     arrive(light, 0.1 / cost_s)
     machine.tick()

@@ -1,0 +1,144 @@
+"""The paths of usual and of large queries equal those of a search over all paths and sizes."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from math import log
+from statistics import NormalDist
+
+import pytest
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
+
+from polyrec.planner.plan import Limits, Routing
+from polyrec.planner.routing.lanes.lane import LaneState
+from polyrec.planner.routing.lanes.path import PathSpec, PathState
+from polyrec.planner.routing.lanes.path_order import BUSY, large_order, large_path, usual_order
+from polyrec.planner.routing.router_state import RouterState
+from tests.planner.routing.servers import cpu_lanes, line
+
+TIMES = st.tuples(st.floats(1e-4, 5e-3), st.floats(1e-7, 1e-4), st.floats(1.05, 3.0))
+"""Seconds of a batch and of a row, and the tail as a multiple of the median."""
+PATHS = st.lists(st.tuples(st.floats(0.01, 0.9), TIMES), min_size=1, max_size=4)
+Figures = list[tuple[float, tuple[float, float, float]]]
+
+
+def state_of(figures: Figures, kind: str = "process") -> RouterState:
+    """A server with one lane. figures: quality and times of each path."""
+    paths = tuple(
+        PathSpec(f"p{i}@cpu", "cpu", quality, line(fixed_s, row_s, tail))
+        for i, (quality, (fixed_s, row_s, tail)) in enumerate(figures)
+    )
+    lanes = cpu_lanes(1, kind)  # type: ignore[arg-type]
+    return RouterState(paths, lanes, Routing(policy="priced"), Limits(), 0.0)
+
+
+SECONDS = st.lists(
+    st.tuples(st.floats(0.01, 0.9), st.floats(1e-6, 1e-3), st.floats(1e-6, 1e-3)), min_size=1, max_size=5
+)
+
+
+@given(SECONDS, st.floats(0, 1e5))
+def test_usual_order_has_all_paths_that_are_worth_their_speed(figures, lane_rows_s):
+    paths = state_of([(quality, (1e-4, 1e-6, 1.3)) for quality, _, _ in figures]).paths
+    row_s, full_row_s = (dict(enumerate(seconds)) for seconds in list(zip(*figures, strict=True))[1:])
+    order = usual_order(paths, range(len(paths)), row_s, full_row_s, lane_rows_s)
+
+    def value(p: int) -> float:
+        return paths[p].value
+
+    assert [value(p) for p in order] == sorted((value(p) for p in order), reverse=True)
+    assert all(row_s[p] > row_s[q] for p, q in pairwise(order))
+    best_full = max(value(p) / full_row_s[p] for p in row_s)
+    best_usual = max(value(p) / row_s[p] for p in row_s)
+    is_busy = lane_rows_s * min(full_row_s[p] for p in row_s if value(p) / full_row_s[p] == best_full) >= BUSY
+    for p in row_s:
+        is_dominated = any(value(q) >= value(p) and row_s[q] <= row_s[p] for q in row_s if q != p)
+        # beyond one of the most value per second, and therefore never better
+        wanted = [full_row_s] if is_busy else [full_row_s, row_s]
+        is_beyond = all(
+            any(value(q) / s[q] == best and value(q) >= value(p) for q in row_s if q != p)
+            for s, best in zip(wanted, (best_full, best_usual), strict=False)
+        )
+        assert p in order or is_dominated or is_beyond
+
+
+def value_per_s(lane: LaneState, path: PathState, rows: int, budget_s: float) -> float:
+    """Value of a query alone times its probability to be in time, per second: batch by batch."""
+    seconds, left = 0.0, rows
+    while left:
+        batch_rows = min(left, lane.max_rows[path.index])
+        seconds += path.latency.median[batch_rows]
+        left -= batch_rows
+    sigma = log(path.latency.tail[rows] / path.latency.median[rows]) / NormalDist().inv_cdf(0.99)
+    return NormalDist(log(seconds), sigma).cdf(log(budget_s)) * path.value / seconds
+
+
+@given(SECONDS, st.data())
+def test_large_order_ends_with_its_path_and_falls_in_value_and_time(figures, data):
+    paths = state_of([(quality, (1e-4, 1e-6, 1.3)) for quality, _, _ in figures]).paths
+    row_s = {p: seconds for p, (_, seconds, _) in enumerate(figures)}
+    usual = sorted(data.draw(st.sets(st.sampled_from(range(len(paths))))), key=lambda p: -paths[p].value)
+    large = data.draw(st.sampled_from(range(len(paths))))
+    order = large_order(paths, usual, large, row_s)
+    assert order[-1] == large
+    assert all(paths[p].value >= paths[q].value and row_s[p] > row_s[q] for p, q in pairwise(order))
+    for p in usual:
+        is_better = any(paths[q].value >= paths[p].value and row_s[q] <= row_s[p] for q in order if q != p)
+        # one that is faster than the last would never be followed by it
+        is_excluded = paths[p].value <= paths[large].value or row_s[p] <= row_s[large]
+        assert p in order or is_better or is_excluded
+
+
+@given(PATHS, st.floats(1e-3, 0.05), st.sampled_from(["inline", "process"]))
+def test_the_path_of_large_queries_is_the_best_at_the_largest_size(figures, budget_s, kind):
+    state = state_of(figures, kind)
+    (lane,) = state.lanes
+    rows_in_time = [
+        rows
+        for rows in range(1, state.paths[0].latency.rows + 1)
+        if any(value_in_time(lane, path, rows, budget_s) for path in state.paths)
+    ]
+    assume(rows_in_time)
+    largest = max(rows_in_time)
+    at_largest = [value_per_s(lane, path, largest, budget_s) for path in state.paths]
+    found = large_path(lane, state.paths, lane.paths, budget_s)
+    if found is None:
+        assert at_largest[lane.fastest] == pytest.approx(max(at_largest))
+        return
+    assert at_largest[found.path] == pytest.approx(max(at_largest))
+    path, fastest = state.paths[found.path], state.paths[lane.fastest]
+
+    def gain(rows: int) -> float:
+        return value_per_s(lane, path, rows, budget_s) / value_per_s(lane, fastest, rows, budget_s)
+
+    assert gain(found.from_rows) > 1 - 1e-9
+    assert found.from_rows == 1 or gain(found.from_rows - 1) < 1 + 1e-9
+
+
+def value_in_time(lane: LaneState, path: PathState, rows: int, budget_s: float) -> bool:
+    """Whether a query alone takes at most budget_s seconds at the median."""
+    batches, rest = divmod(rows, lane.max_rows[path.index])
+    median = path.latency.median
+    return batches * median[lane.max_rows[path.index]] + (median[rest] if rest else 0) <= budget_s
+
+
+@given(PATHS, st.lists(st.integers(1, 2000), min_size=1, max_size=8))
+@example([(0.35, (2e-3, 1.5e-3, 1.5)), (0.34, (1e-2, 3e-4, 1.5))], [2, 3, 30, 100])
+def test_a_lanes_rate_is_that_of_each_query_on_the_last_of_its_options(figures, sizes):
+    state = state_of(figures)
+    (lane,) = state.lanes
+    state.observed.size_groups = sizes
+    state.refresh()
+    seconds = 0.0
+    for options, group in (
+        (lane.options, [rows for rows in sizes if rows < lane.large_rows]),
+        (lane.large_options, [rows for rows in sizes if rows >= lane.large_rows]),
+    ):
+        for rows in group:
+            path = options[-1].path
+            latency, merge_rows = state.paths[path].latency, lane.merge_rows[path]
+            batch_rows = min(max(rows, merge_rows), lane.max_rows[path])
+            query_s = rows * latency.median[batch_rows] / batch_rows
+            seconds += query_s * latency.mean_factor * lane.correction.undisturbed[path]
+    assert lane.rate == pytest.approx(sum(sizes) / seconds)
