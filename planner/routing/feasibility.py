@@ -128,13 +128,11 @@ def leaves_rest_feasible(free: FreeLane, option: PathOption, start: int, count: 
     later = free.later_rows
     if later:
         later = _later_rows_left(free, option, pieces[start : start + count], rows)
-    ahead = waiting - later + arriving
-    size = int(observed.urgent_mean)
-    if size < max_merge_rows:
-        size += int(ahead)
-        if size > max_merge_rows:
-            size = max_merge_rows
-    backlog_s = (busy_rows + ahead) / rate + service_times[size]
+    backlog = waiting - later + arriving + observed.urgent_mean
+    last_rows = int(observed.urgent_mean)
+    if last_rows < max_merge_rows:
+        last_rows = min(int(backlog), max_merge_rows)
+    backlog_s = (busy_rows + backlog - last_rows) / rate + service_times[last_rows]
     budget_s = observed.budget_s
     if backlog_s > state.loss_backoff.expected_share * budget_s or backlog_s > budget_s - state.reserve_s:
         return False
@@ -158,10 +156,11 @@ def _pieces_fit(free: FreeLane, count: int, free_in_s: float, busy_rows: float, 
     rate, fill_share = state.total_rate, state.loss_backoff.fill_share
     service_times, max_merge_rows = state.service_times, state.max_merge_rows
     following, middle, last = pieces[count], pieces[(count + len(pieces)) // 2], pieces[-1]
+    last_rows = max(last.rows, min(waiting, max_merge_rows))
     for piece, delay_s, kept in (
         (following, free_in_s, BUDGET_KEPT),
         (middle, (busy_rows + waiting / 2) / rate, 0.0),
-        (last, (busy_rows + waiting) / rate, 0.0),
+        (last, (busy_rows + waiting - last_rows) / rate, 0.0),
     ):
         query = piece.query
         left_s = query.deadline_s - now_s

@@ -270,8 +270,9 @@ def rest_is_feasible(
             first.query.deadline_s - now_s
         ):
             later = 0
-    ahead = waiting - later + coming
-    backlog_s = (done + ahead) / rate + state.service_time_s(int(observed.urgent_mean), ahead)
+    backlog = waiting - later + coming + observed.urgent_mean
+    last = max(int(observed.urgent_mean), min(int(backlog), state.max_merge_rows))
+    backlog_s = (done + backlog - last) / rate + state.service_time_s(last, 0)
     if backlog_s > min(
         state.loss_backoff.expected_share * observed.budget_s, observed.budget_s - state.reserve_s
     ):
@@ -296,7 +297,8 @@ def rest_is_feasible(
     if until_s + state.service_time_s(middle.rows, waiting) > fill_share * left:
         return False
     left = last.query.deadline_s - now_s
-    until_s = max((done + waiting) / rate, reads_s(state, last.query))
+    last_rows = max(last.rows, min(waiting, state.max_merge_rows))
+    until_s = max((done + waiting - last_rows) / rate, reads_s(state, last.query))
     return until_s + state.service_time_s(last.rows, waiting) <= fill_share * left
 
 

@@ -193,7 +193,7 @@ def test_the_best_path_leaves_time_for_what_usually_arrives_and_for_a_burst_of_i
     assert path_beside_others(0.0, 0.0, 2 * enough_s, 1.45 * enough_s) == "table@cpu"
     # the same mean in few large queries
     assert path_beside_others(100.0, 20.0**2, 2 * enough_s) == "hybrid@cpu"
-    assert path_beside_others(100.0, 2000.0**2, 2 * enough_s) == "table@cpu"
+    assert path_beside_others(100.0, 4000.0**2, 2 * enough_s) == "table@cpu"
 
 
 def checked(driver: RouterDriver, lane: LaneState) -> FreeLane:
