@@ -271,10 +271,10 @@ class RouterState:
         usual_rows = max(1, round(lane.mean_batch_rows))
         row_s = {p: times.elapsed_s(lane, p, usual_rows) for p in usable}
         full_row_s = {p: times.elapsed_s(lane, p) for p in usable}
-        lane_rows_s = self.utilization * lane.rate
-        lane.order = usual_order(paths, usable, row_s, full_row_s, lane_rows_s)
+        lane_rows_s, backoff = self.utilization * lane.rate, self.loss_backoff
+        lane.order = usual_order(paths, usable, row_s, full_row_s, lane_rows_s, backoff.avoidable_share)
         lane.options = path_options(lane.order, paths, lane.max_rows, lane.merge_rows)
-        budget_s, backoff = self.observed.budget_s, self.loss_backoff
+        budget_s = self.observed.budget_s
         compare_speeds(
             lane.options, paths, row_s, full_row_s, usual_rows, self.utilization, budget_s, backoff
         )

@@ -8,7 +8,7 @@ paths if another one has more value per second at their size, or alone executes 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import log
 from statistics import NormalDist
 from typing import NamedTuple
@@ -30,16 +30,19 @@ def usual_order(
     row_s: Mapping[int, float],
     full_row_s: Mapping[int, float],
     lane_rows_s: float,
+    avoidable_share: Callable[[float], float],
 ) -> list[int]:
     """Returns the paths of usual queries by falling value, each faster than the ones before.
 
     Excludes paths faster than the one with the most value per second in the largest merged batches, which is
-    better even past capacity. As long as the lane is not busy, batches do not grow to that size, and the one
-    with the most value per second in usual batches is included too.
+    better even past capacity. As long as the lane is not busy, batches do not grow to that size. So the one
+    with the most value per second in usual batches is included too, if it would avoid losses worth more than
+    the quality it costs.
 
     usable: paths that may be used.
     row_s, full_row_s: their seconds per row in usual and in the largest merged batches.
     lane_rows_s: the lane's part of the rows/s that arrive.
+    avoidable_share: see `LossBackoff`.
     """
     if not usable:
         return []
@@ -47,7 +50,9 @@ def usual_order(
     full = max(by_value, key=lambda p: paths[p].value / full_row_s[p])
     last = {full}
     if lane_rows_s * full_row_s[full] < BUSY:
-        last.add(max(by_value, key=lambda p: paths[p].value / row_s[p]))
+        quick = max(by_value, key=lambda p: paths[p].value / row_s[p])
+        if avoidable_share(1 - row_s[quick] / row_s[full]) > 1 - paths[quick].value / paths[full].value:
+            last.add(quick)
     order: list[int] = []
     for p in by_value:
         if not order or row_s[p] < row_s[order[-1]]:

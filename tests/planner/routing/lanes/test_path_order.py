@@ -38,28 +38,31 @@ SECONDS = st.lists(
 )
 
 
-@given(SECONDS, st.floats(0, 1e5))
-def test_usual_order_has_all_paths_that_are_worth_their_speed(figures, lane_rows_s):
+@given(SECONDS, st.floats(0, 1e5), st.floats(0, 1))
+def test_usual_order_has_all_paths_that_are_worth_their_speed(figures, lane_rows_s, lost):
     paths = state_of([(quality, (1e-4, 1e-6, 1.3)) for quality, _, _ in figures]).paths
     row_s, full_row_s = (dict(enumerate(seconds)) for seconds in list(zip(*figures, strict=True))[1:])
-    order = usual_order(paths, range(len(paths)), row_s, full_row_s, lane_rows_s)
+
+    def avoidable_share(saved_share: float) -> float:
+        return lost * saved_share
+
+    order = usual_order(paths, range(len(paths)), row_s, full_row_s, lane_rows_s, avoidable_share)
 
     def value(p: int) -> float:
         return paths[p].value
 
     assert [value(p) for p in order] == sorted((value(p) for p in order), reverse=True)
     assert all(row_s[p] > row_s[q] for p, q in pairwise(order))
-    best_full = max(value(p) / full_row_s[p] for p in row_s)
-    best_usual = max(value(p) / row_s[p] for p in row_s)
-    is_busy = lane_rows_s * min(full_row_s[p] for p in row_s if value(p) / full_row_s[p] == best_full) >= BUSY
+    by_value = sorted(row_s, key=lambda p: (-value(p), row_s[p]))
+    full = max(by_value, key=lambda p: value(p) / full_row_s[p])
+    quick = max(by_value, key=lambda p: value(p) / row_s[p])
+    pays = lost * (1 - row_s[quick] / row_s[full]) > 1 - value(quick) / value(full)
+    ends = [full, quick] if lane_rows_s * full_row_s[full] < BUSY and pays else [full]
+    least = min(value(end) for end in ends)
+    assert all(value(p) >= least for p in order)
     for p in row_s:
         is_dominated = any(value(q) >= value(p) and row_s[q] <= row_s[p] for q in row_s if q != p)
-        # beyond one of the most value per second, and therefore never better
-        wanted = [full_row_s] if is_busy else [full_row_s, row_s]
-        is_beyond = all(
-            any(value(q) / s[q] == best and value(q) >= value(p) for q in row_s if q != p)
-            for s, best in zip(wanted, (best_full, best_usual), strict=False)
-        )
+        is_beyond = value(p) <= least and p not in ends
         assert p in order or is_dominated or is_beyond
 
 
