@@ -148,7 +148,8 @@ class QueryPayload:
     """Server data attached to a query, which the router ignores: rows, answer, parts computed so far, trace.
 
     lost: whether the remote store failed to return rows of a batch that the query was in.
-    looked_up: the row lookup at arrival, if the path that would probably answer has rows in slow tiers.
+    looked_up: the row lookup at arrival, if the path that would probably answer has rows in slow tiers; None
+    once the query has an outcome.
     """
 
     rows: Rows
@@ -163,8 +164,10 @@ def settle(query: Query, outcome: Answer | Exception) -> None:
     """Sets the outcome of a query and releases its view of the tiers; later calls are ignored."""
     payload: QueryPayload = query.payload
     payload.answer.settle(outcome)
-    if payload.looked_up is not None:
-        payload.looked_up.release_view(query)
+    looked_up, payload.looked_up = payload.looked_up, None
+    if looked_up is not None:
+        # it refers to the query too: the cycle would keep its arrays from reuse until a garbage collection
+        looked_up.release_view(query)
 
 
 def fail(query: Query, error: Exception) -> None:
