@@ -72,6 +72,11 @@ class Queue:
         self.release_s = float("inf")
         self._number = 0
 
+    @property
+    def has_waiting(self) -> bool:
+        """Whether a query waits for a lane, and not only for its rows."""
+        return bool(self.pieces or self.ready)
+
     def excess_rows(self, rows: int, privileged: bool, max_rows: int) -> int:
         """Returns by how many rows adding `rows` would exceed the limit; 0 or less if they fit.
 

@@ -30,6 +30,10 @@ from polyrec.server.errors import DeadlinePassed, NotReady, Overloaded, RequestE
 from polyrec.server.lanes.lane import Lane
 from polyrec.server.tracing.trace import Trace
 
+TIMER_S = 1e-3
+"""Resolution of uvloop's timers, which may fire so much too early. A shorter one would fire at once, again
+and again until the time has come."""
+
 
 class Dispatcher:
     """Executes queries on the lanes of one plan. Use from one event loop only.
@@ -323,7 +327,8 @@ class Dispatcher:
     def _freed(self, dispatch: Dispatch) -> None:
         if self.sharing is not None:
             self.sharing.ended(dispatch, clock() - dispatch.started_s)
-        self._schedule_dispatch()
+        if self.router.state.queue.has_waiting:
+            self._schedule_dispatch()
 
     def _deliver(self) -> None:
         if self._outbox is not None:
@@ -341,11 +346,12 @@ class Dispatcher:
             self._timer = None
         if due_s < math.inf:
             self._timer_s = due_s
-            self._timer = loop.call_later(max(0.0, due_s - clock()), self._due)
+            self._timer = loop.call_later(max(TIMER_S, due_s - clock()), self._due, loop)
 
-    def _due(self) -> None:
+    def _due(self, loop: asyncio.AbstractEventLoop) -> None:
         self._timer = None
-        self._schedule_dispatch()
+        if self._scheduled is None:
+            self._dispatch_all(loop)
 
     def _on_tick(self) -> bool:
         """Dispatches waiting queries; returns whether any were waiting."""

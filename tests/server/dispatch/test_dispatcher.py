@@ -6,13 +6,16 @@ import asyncio
 
 import numpy as np
 import pytest
+import uvloop
 
 from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.runtimes.runtime import Runtime
+from polyrec.planner.routing.query import Query
 from polyrec.planner.routing.sharing.machine_time import MachineTime, ModelShare
 from polyrec.planner.routing.sharing.pools import LanePlace
 from polyrec.server.clock import clock
 from polyrec.server.dispatch.answer import Pending
+from polyrec.server.dispatch.dispatcher import Dispatcher
 from polyrec.server.errors import DeadlinePassed, NotReady, Overloaded
 from polyrec.server.http.connection.body import ClientGone
 from polyrec.server.lanes.inline import InlineLane
@@ -56,6 +59,61 @@ def test_answers_leave_before_the_loop_reads_more(make: Make, ranking: Ranking) 
         assert delivered == pending
 
     asyncio.run(run())
+
+
+class Passes:
+    """Counts the passes of a dispatcher over its lanes, without those of ticks."""
+
+    def __init__(self, lane: Dispatcher, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count = 0
+        self._expire = lane.router.expire
+        monkeypatch.setattr(lane.router, "expire", self._counted)
+        monkeypatch.setattr("polyrec.server.dispatch.control_loop.TICK_S", 1e3)
+
+    def _counted(self, now_s: float) -> list[Query]:
+        self.count += 1
+        return self._expire(now_s)
+
+
+@pytest.mark.parametrize("kind", ["inline"])  # a slow thread would count as stalled, which is a pass too
+def test_a_lane_that_becomes_free_is_given_no_work_if_nothing_waits(
+    make: Make, ranking: Ranking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run() -> None:
+        lane, tally = make(max_batch_rows=4)
+        passes = Passes(lane, monkeypatch)
+        for queries, expected in ((1, 1), (3, 1 + 3)):
+            await asyncio.gather(*(submit(lane, ranking(*"abcd")) for _ in range(queries)))
+            for _ in range(4):
+                await asyncio.sleep(0)
+            assert passes.count == expected
+        assert tally.batches == [(4, 1)] * 4
+
+    asyncio.run(run())
+
+
+def test_deadlines_between_the_ticks_of_a_coarse_timer_do_not_keep_the_loop_busy(
+    bundle: Bundle, runtime: Runtime, ranking: Ranking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """uvloop's timers have a resolution of 1 ms and fire too early, with up to 50 passes until the time."""
+    deadlines = 10
+
+    async def run() -> None:
+        held = Held(runtime)
+        lane, _ = dispatcher(bundle, ThreadedLane("cpu", {"table@cpu": held}), "thread")
+        passes = Passes(lane, monkeypatch)
+        first = submit(lane, ranking("a"))
+        await asyncio.get_running_loop().run_in_executor(None, held.entered.wait)
+        late = [submit(lane, ranking("b"), 0.05 + 0.0033 * i) for i in range(deadlines)]
+        for outcome in await asyncio.gather(*late, return_exceptions=True):
+            assert isinstance(outcome, DeadlinePassed)
+        assert passes.count <= 4 * deadlines
+        held.release.set()
+        await first
+        lane.close()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(run())
 
 
 def test_batches_stop_at_their_limit_and_a_larger_query_is_split_and_joined(
