@@ -36,6 +36,10 @@ class View:
     readers: int = field(default=0, repr=False)
     staged: FetchedRows | None = None
 
+    def with_staged(self, staged: FetchedRows) -> View:
+        """Returns this view with fetched rows, without readers; `replace` would take ten times as long."""
+        return View(self.order, self.encoder, self.remote_ids, self.layers, 0, staged)
+
     def over(self, rows: I64, out: Tensor, lost: I64) -> tuple[int, I64]:
         """Replaces updated rows in `out`; returns (number of updated rows, those still lost).
 

@@ -26,7 +26,7 @@ from polyrec.models.errors import FeatureError
 from polyrec.models.schema.batch import I64, Batch
 from polyrec.models.schema.encoder import Encoder
 from polyrec.models.tiers.ahead import RowsAhead
-from polyrec.models.tiers.near.near_rows import NearRows
+from polyrec.models.tiers.near.near_rows import NONE, NearRows
 from polyrec.models.tiers.remote.fetched import FetchedRows
 from polyrec.models.tiers.stack import TierStack
 from polyrec.models.tiers.stage import fused_rows
@@ -74,8 +74,8 @@ class LookedUpQueries:
     batch: Batch
     others: I64 | None
     cold: dict[Query, Misses] = field(default_factory=dict)
-    pages: I64 = field(default_factory=lambda: np.empty(0, np.int64))
-    remote: I64 = field(default_factory=lambda: np.empty(0, np.int64))
+    pages: I64 = field(default_factory=lambda: NONE)
+    remote: I64 = field(default_factory=lambda: NONE)
     fetched: FetchedRows | None = None
     view_users: set[Query] = field(default_factory=set)
 
@@ -172,7 +172,9 @@ class ColdRows:
         view = rows.stack.views.newest
         encoder = view.encoder
         assert encoder is not None
-        ordered = sorted(queries, key=lambda query: not query.payload.rows.plain)
+        ordered = list(queries)
+        if len(ordered) > 1:
+            ordered.sort(key=lambda query: not query.payload.rows.plain)
         try:
             batch = encode([query.payload.rows for query in ordered], encoder)
         except FeatureError:

@@ -8,7 +8,7 @@ the remote store failed to return.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Self
 
 from polyrec.models.dlrm.precision import DensePrecision
@@ -45,7 +45,7 @@ class BatchView:
 
     def add(self, fetched: Sequence[FetchedRows]) -> None:
         """Adds prefetched remote rows. Their views must have the same row order and still be held."""
-        self.view = replace(self.entered, staged=FetchedRows.merged(fetched), readers=0)
+        self.view = self.entered.with_staged(FetchedRows.merged(fetched))
 
     @property
     def encoder(self) -> Encoder:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,7 +38,7 @@ class NearRows:
     def has_all(self, batch: Batch) -> bool:
         """Whether a batch has no bags and no `others`."""
         far = self._far(batch)
-        return far is not None and not (far[1].any() or far[0].any())
+        return far is not None and not far.any()
 
     def others(self, batch: Batch) -> I64 | None:
         """Returns the lookups of a batch whose rows are elsewhere, int64 [n]; None for batches with bags.
@@ -45,14 +46,10 @@ class NearRows:
         Lookups are numbered as in `rows`. `RowLocations` may find some of them in memory too, as in a cache.
         """
         far = self._far(batch)
-        if far is None:
-            return None
-        if not (far[1].any() or far[0].any()):
-            return NONE
-        return np.flatnonzero(np.concatenate((far[0].ravel(), far[1].ravel())))
+        return None if far is None else far.nonzero()[0]
 
-    def _far(self, batch: Batch) -> tuple[NDArray[np.bool_], NDArray[np.bool_]] | None:
-        """Returns which ranks are `others`, in the shapes of both blocks; None for batches with bags."""
+    def _far(self, batch: Batch) -> NDArray[np.bool_] | None:
+        """Returns which lookups are `others`, bool [lookups]; None for batches with bags."""
         context, candidate = batch.context, batch.candidate
         if context.bag_values.size or candidate.bag_values.size:
             return None
@@ -60,16 +57,18 @@ class NearRows:
         prefix = self._prefix
         if prefix is not None and prefix.released:
             first, second = map(np.minimum, self._limits, self._below(prefix.ends))
-        return context.ranks >= first, candidate.ranks >= second
+        far = np.empty(context.ranks.size + candidate.ranks.size, bool)
+        _apply(np.greater_equal, batch, (first, second), far)
+        return far
 
     def addresses(self, batch: Batch, out: I64) -> None:
         """Writes the host memory addresses of a batch's rows, int64 [lookups]; wrong ones for `others`."""
-        _add(batch, self._first, out)
+        _apply(np.add, batch, self._first, out)
 
     def rows(self, batch: Batch) -> I64:
         """Returns the rows of the fused weight that a batch looks up, contexts first, int64 [lookups]."""
         out = np.empty(batch.context.ranks.size + batch.candidate.ranks.size, np.int64)
-        _add(batch, self._bases, out)
+        _apply(np.add, batch, self._bases, out)
         return out
 
     def lookups(self, batch: Batch) -> I64:
@@ -89,8 +88,8 @@ class NearRows:
         return [ends.take(own) - bases for own, bases in zip(self._range, self._bases, strict=True)]
 
 
-def _add(batch: Batch, constants: Sequence[I64], out: I64) -> None:
-    """Adds each feature's constant to the ranks of both blocks."""
+def _apply(function: np.ufunc, batch: Batch, constants: Sequence[I64], out: NDArray[Any]) -> None:
+    """Writes the function of each rank and its feature's constant, for both blocks. out: [lookups]."""
     context, candidate = batch.context.ranks, batch.candidate.ranks
-    np.add(context, constants[0], out[: context.size].reshape(context.shape))
-    np.add(candidate, constants[1], out[context.size :].reshape(candidate.shape))
+    function(context, constants[0], out[: context.size].reshape(context.shape))
+    function(candidate, constants[1], out[context.size :].reshape(candidate.shape))

@@ -59,6 +59,21 @@ def counted(stack: TierStack, rows: I64) -> tuple[int, int]:
     return len(pages), len(remote)
 
 
+def test_without_a_disk_only_rows_of_the_store_are_missing(server: RedisServer, tmp_path: Path) -> None:
+    stack, random = with_store(server, tmp_path, (0.0, 0.5, 0.0)), np.random.default_rng(0)
+    assert stack.tiers.disk is None
+    for count in (0, 1, 2, 40, 4000):
+        rows = random.integers(0, sum(SIZES.values()), count)
+        missing = stack.ahead.missing(rows)
+        remote = [i for i, row in enumerate(rows) if stack.tiers.locate(np.array([row])).tier[0] == REMOTE]
+        assert missing.remote.tolist() == remote
+        pages, distinct = missing.distinct(None)
+        assert distinct.tolist() == sorted(set(rows[remote].tolist()))
+        assert missing.nothing == (not remote)
+        assert missing.pages_to_wait_for == pages.size == 0
+    stack.close()
+
+
 def fetch(stack: TierStack, view: View, rows: I64) -> FetchedRows:
     sent = stack.ahead.send(view, rows)
     assert sent is not None
