@@ -24,7 +24,7 @@ from polyrec.models.tiers.remote.fetched import FetchedRows, store_clock
 from polyrec.models.tiers.view import View
 
 if TYPE_CHECKING:
-    from polyrec.models.tiers.remote.remote import ServerRequest
+    from polyrec.models.tiers.remote.request import ServerRequest
 
 log = logging.getLogger("polyrec.serving")
 

@@ -17,13 +17,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from socket import socket
-from ssl import SSLWantReadError
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from hiredis import Reader, ReplyError, pack_command
+from hiredis import ReplyError
 from numpy.typing import NDArray
 from redis.connection import Connection
 from redis.exceptions import RedisError
@@ -32,6 +30,12 @@ from polyrec.models.schema.batch import I64
 from polyrec.models.tiers.remote.cluster import Cluster, ServerRows
 from polyrec.models.tiers.remote.fetched import store_clock
 from polyrec.models.tiers.remote.login import Login, without_login
+from polyrec.models.tiers.remote.request import (
+    ServerRequest,
+    replies_of,
+    send_commands,
+    values_of,
+)
 from polyrec.models.tiers.remote.server import Server
 from polyrec.models.tiers.slab import Bytes
 
@@ -43,73 +47,7 @@ MAX_REDIRECTS = 4
 """Maximum redirects of rows to be written."""
 MIN_S = 0.001
 """Minimum timeout of a connection."""
-READ_BYTES = 1 << 16
-REPLY_BYTES = 512
-"""Maximum bytes of a reply without its row: most are a few, an error has a sentence."""
 REDIRECT = re.compile(r"(MOVED|ASK) \d+ (.*):(\d+)")
-
-
-@dataclass(slots=True, eq=False)
-class ServerRequest:
-    """A request sent to one server.
-
-    expected: number of replies expected. bytes_left: bytes that may still come; a larger value is not read to
-    its end. replies: replies so far, including ReplyErrors. failure: why no more will come.
-    """
-
-    part: ServerRows
-    connection: Connection
-    expected: int
-    bytes_left: int
-    replies: list[Any] = field(default_factory=list)
-    failure: Exception | None = None
-    reader: Reader = field(default_factory=Reader)
-
-    @property
-    def receiver(self) -> socket:
-        """The connection's socket, TLS or plain, for which redis-py has no public name."""
-        found: socket = self.connection._sock
-        return found
-
-    @property
-    def ended(self) -> bool:
-        """Whether nothing is left to read."""
-        return self.failure is not None or len(self.replies) >= self.expected
-
-    def read(self, timeout_s: float) -> bool:
-        """Reads once. Returns False if nothing arrived and timeout_s is 0; otherwise a timeout fails the
-        request.
-
-        Reads the socket directly: redis-py's read_response takes 2 microseconds per reply, ten times as long
-        as hiredis.
-        """
-        receiver, reader, replies = self.receiver, self.reader, self.replies
-        try:
-            receiver.settimeout(timeout_s)
-            data = receiver.recv(READ_BYTES)
-            if not data:
-                raise OSError("the connection was closed")
-            self.bytes_left -= len(data)
-            if self.bytes_left < 0:
-                raise OSError("it sent more bytes than rows have")
-            reader.feed(data)
-            while (reply := reader.gets()) is not False:
-                replies.append(reply)
-            if len(replies) >= self.expected:
-                if len(replies) > self.expected or reader.has_data():
-                    raise OSError("it sent more replies than it was asked for")
-                receiver.settimeout(self.connection.socket_timeout)
-        except (BlockingIOError, SSLWantReadError):
-            return False
-        # hiredis also raises MemoryError and TypeError for what is no reply of Redis
-        except Exception as e:
-            self.fail(e)
-        return True
-
-    def fail(self, error: Exception) -> None:
-        """Ends the request; closes its connection, on which replies may follow."""
-        self.connection.disconnect()
-        self.failure = error
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -202,8 +140,9 @@ class RemoteTier:
         rows = self.fallback[batch.tables]
         found = np.zeros(len(rows), bool)
         moved = self._collect(batch.requests, batch.until_s, rows, found)
-        # follow one redirect only; rows still not found use the fallback
-        self._collect(self._get(moved, batch.keys, batch.until_s), batch.until_s, rows, found)
+        if moved:
+            # follow one redirect only; rows still not found use the fallback
+            self._collect(self._get(moved, batch.keys, batch.until_s), batch.until_s, rows, found)
         return rows, found
 
     def abandon(self, batch: PendingBatch) -> None:
@@ -250,11 +189,12 @@ class RemoteTier:
         connection: an open one; None: one of the server's, opened until `until_s` if none is idle.
         """
         try:
+            at_once = connection is not None
             if connection is None:
                 connection = part.server.take(max(until_s - store_clock(), MIN_S))
             names = [keys[i] for i in part.rows]
             commands = [(b"MGET", *names)] if as_mget else [(b"GET", name) for name in names]
-            return _send(part, connection, commands, self.fallback.shape[1])
+            return send_commands(part, connection, commands, self.fallback.shape[1], at_once)
         except (OSError, RedisError) as e:
             self._cluster.fail(part.server, e)
             return None
@@ -267,18 +207,12 @@ class RemoteTier:
         moved: list[ServerRows] = []
         for request in requests:
             part = request.part
-            replies, error = _replies(request, until_s)
+            replies, error = replies_of(request, until_s)
             if error is None:
                 part.server.answered(request.connection)
             else:
                 self._cluster.fail(part.server, error)
-            values = {
-                i: reply
-                for i, reply in zip(part.rows, replies, strict=False)
-                if type(reply) is bytes and len(reply) == size
-            }
-            there = np.array(list(values), np.int64)
-            given = np.frombuffer(b"".join(values.values()), np.uint8).reshape(-1, size)
+            there, given = values_of(part.rows, replies, size)
             if self._sound is not None and there.size:
                 sound = self._sound(given)
                 if not sound.all():
@@ -318,7 +252,7 @@ class RemoteTier:
             until_s = store_clock() + WRITE_TIMEOUT_S
             parts = []
             for request in requests:
-                replies, error = _replies(request, until_s)
+                replies, error = replies_of(request, until_s)
                 if error is not None:
                     server = request.part.server
                     self._cluster.fail(server, error)
@@ -346,7 +280,8 @@ class RemoteTier:
         try:
             if server not in connections:
                 connections[server] = server.connect(WRITE_TIMEOUT_S)
-            return _send(part, connections[server], [(b"SET", keys[i], values[i]) for i in part.rows], 0)
+            commands = [(b"SET", keys[i], values[i]) for i in part.rows]
+            return send_commands(part, connections[server], commands, 0)
         except (OSError, RedisError) as e:
             self._cluster.fail(server, e)
             raise OSError(f"the store at {server.place} failed: {server.reason(e)}") from None
@@ -355,24 +290,3 @@ class RemoteTier:
 def _askable(parts: Sequence[ServerRows]) -> Iterator[ServerRows]:
     """Yields the parts with rows, of servers that are up by then."""
     return (part for part in parts if part.server.up and part.rows)
-
-
-def _send(
-    part: ServerRows, connection: Connection, commands: Sequence[tuple[bytes, ...]], row_bytes: int
-) -> ServerRequest:
-    """Sends all commands in one write. row_bytes: of each reply. Raises OSError or RedisError."""
-    asking = pack_command((b"ASKING",)) if part.asking else b""
-    connection.send_packed_command([b"".join([asking + pack_command(command) for command in commands])])
-    max_bytes = READ_BYTES + len(part.rows) * (row_bytes + REPLY_BYTES)
-    return ServerRequest(part, connection, len(commands) * (2 if part.asking else 1), max_bytes)
-
-
-def _replies(request: ServerRequest, until_s: float) -> tuple[list[Any], Exception | None]:
-    """Returns the replies that arrive in time, and why others did not."""
-    while not request.ended:
-        # what has arrived when the time is over is still read, but nothing is waited for
-        if not request.read(max(until_s - store_clock(), 0.0)):
-            request.fail(TimeoutError("timed out"))
-    replies = request.replies[1::2] if request.part.asking else request.replies
-    # an MGET has one reply
-    return replies[0] if replies and isinstance(replies[0], list) else replies, request.failure

@@ -11,9 +11,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hiredis import ReplyError
 
+from polyrec.models.tiers.remote.cluster import ServerRows
 from polyrec.models.tiers.remote.login import Login
-from polyrec.models.tiers.remote.remote import READ_BYTES, RemoteTier
+from polyrec.models.tiers.remote.remote import RemoteTier
+from polyrec.models.tiers.remote.request import READ_BYTES, send_commands, values_of
 from polyrec.models.tiers.remote.server import MAX_CODES, MAX_LATE, Server
 from polyrec.models.tiers.row_format import RowFormat
 from tests.models.tiers.redis_server import ProtectedStore, RedisServer
@@ -239,4 +242,52 @@ def test_values_that_are_no_rows_are_lost_and_the_log_says_so(
     np.testing.assert_array_equal(rows[1], FALLBACK[0])
     (line,) = caplog.messages
     assert "has 1 of 3 values that are no rows of this bundle" in line
+    tier.close()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_values_are_taken_from_replies_of_the_right_type_and_size_alone(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    rows = range(int(random.integers(1, 30)))
+    asked = rows if seed % 2 else [2 * i for i in rows]
+    wrong = [None, 5, b"", b"12345", "1234", [b"1234"], ReplyError("MOVED 1 a:1")]
+    replies = [random.bytes(4) for _ in rows]
+    for i in rows if seed >= 4 else ():
+        if random.random() < 0.3:
+            replies[i] = wrong[random.integers(len(wrong))]
+    if seed % 3 == 2:
+        replies = replies[: int(random.integers(len(replies) + 1))]
+    there, values = values_of(asked, replies, 4)
+    right = [(i, reply) for i, reply in zip(asked, replies, strict=False) if type(reply) is bytes]
+    right = [(i, reply) for i, reply in right if len(reply) == 4]
+    assert there.dtype == np.int64
+    assert there.tolist() == [i for i, _ in right]
+    assert [value.tobytes() for value in values] == [reply for _, reply in right]
+
+
+def test_a_request_that_its_socket_cannot_hold_is_not_waited_for(server: RedisServer) -> None:
+    stopped = Server(server.url, Login())
+    connection = stopped.connect(60.0)
+    server.signal(signal.SIGSTOP)
+    try:
+        with pytest.raises(OSError, match="buffer of its socket is full"):
+            send_commands(ServerRows(stopped, [0]), connection, [(b"PING", bytes(1 << 26))], 4, at_once=True)
+        # what was sent of it would precede the next request
+        assert connection._sock is None
+    finally:
+        server.signal(signal.SIGCONT)
+
+
+def test_a_connection_used_at_once_waits_again_for_larger_requests(server: RedisServer) -> None:
+    tier = RemoteTier(server.url, ["a"], FALLBACK, timeout_s=60.0)
+    count = 100_000
+    tables, ids = np.zeros(count, np.int64), np.arange(count)
+    tier.write(tables[:3], ids[:3], np.zeros((3, 4), np.uint8))
+    tier.receive(tier.send(tables[:3], ids[:3]))
+    batch = tier.send_at_once(tables[:3], ids[:3])
+    assert batch is not None
+    assert tier.receive(batch)[1].all()
+    # more than the buffer holds
+    assert tier.receive(tier.send(tables, ids))[1].sum() == 3
+    assert not tier.failures
     tier.close()
