@@ -3,19 +3,23 @@
 Requests are sent at once, and replies are read as they arrive, whole or in pieces. So the store's latency
 does not limit throughput, and no thread competes with the loop for the GIL. What may wait, opening a
 connection or following the redirects of a cluster, is left to threads.
+
+The loop watches a single descriptor, an epoll that watches the sockets, and one timer for all timeouts: to
+watch a socket for one reply takes the loop seven system calls, and the epoll one.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
-from socket import socket
+from select import EPOLLIN, EPOLLONESHOT, epoll
 from typing import TYPE_CHECKING
 
 from polyrec.models.schema.batch import I64
@@ -32,6 +36,8 @@ MAX_IN_FLIGHT = 64
 """Maximum requests in flight, each on its own connection; further ones wait."""
 THREADS = 4
 """Maximum requests that wait for connections or redirects at the same time."""
+TIMER_S = 1e-3
+"""Resolution of the loop's timers, which may fire so much too early."""
 
 Done = Callable[[FetchedRows | None], None]
 
@@ -42,8 +48,8 @@ class FetchInProgress:
 
     done: called once, on the loop, with the rows, or None if that failed.
     fetch: the sent request, which `Fetcher.close` abandons; None while a thread receives it.
-    unanswered: sockets whose replies are still outstanding.
-    timer: ends it at its timeout.
+    unanswered: descriptors of the sockets whose replies are still outstanding.
+    until_s: its timeout by `store_clock` while replies are outstanding.
     """
 
     ahead: RowsAhead
@@ -51,8 +57,8 @@ class FetchInProgress:
     rows: I64
     done: Done
     fetch: Fetch | None = None
-    unanswered: set[socket] = field(default_factory=set)
-    timer: asyncio.TimerHandle | None = None
+    unanswered: set[int] = field(default_factory=set)
+    until_s: float = math.inf
 
 
 class Fetcher:
@@ -64,6 +70,12 @@ class Fetcher:
         self._sending = False
         self._threads = ThreadPoolExecutor(THREADS, "polyrec-cold-remote")
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._readable = epoll()
+        self._awaited: dict[int, tuple[FetchInProgress, ServerRequest]] = {}
+        """Outstanding replies by the descriptor of their socket."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_s = math.inf
+        """Time of the timer by `store_clock`; not after any fetch's `until_s`."""
         self._closed = False
         # decides whether `close` or a thread ends what that thread has sent
         self._closing = threading.Lock()
@@ -75,13 +87,21 @@ class Fetcher:
             return
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
+            self._loop.add_reader(self._readable.fileno(), self._read_replies)
         self._queue.append(FetchInProgress(ahead, view, rows, done))
         self._send_queued(self._loop)
 
     def close(self) -> None:
         """Gives up all fetches; a second call does nothing."""
         with self._closing:
+            if self._closed:
+                return
             self._closed = True
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.remove_reader(self._readable.fileno())
+        if self._timer is not None:
+            self._timer.cancel()
+        self._readable.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
         given_up = (*self._queue, *self._in_flight)
         self._queue.clear()
@@ -144,31 +164,60 @@ class Fetcher:
             self._end(one, None)
             return
         for request in fetch.batch.requests:
-            receiver = request.receiver
-            one.unanswered.add(receiver)
-            loop.add_reader(receiver, self._read_reply, one, request, receiver)
-        one.timer = loop.call_later(max(fetch.batch.until_s - store_clock(), 0.0), self._time_out, one)
+            self._await_reply(one, request)
         if not one.unanswered:
             self._receive(one)
+            return
+        one.until_s = fetch.batch.until_s
+        self._set_timer(one.until_s, loop)
 
-    def _read_reply(self, one: FetchInProgress, request: ServerRequest, receiver: socket) -> None:
-        """Reads what has arrived of a request's reply, and ends the fetch if it was the last one."""
-        if _read_arrived(request):
-            # a request that fails closes its receiver, so the socket is passed along
-            one.unanswered.discard(receiver)
-            assert self._loop is not None
-            self._loop.remove_reader(receiver)
-            if not one.unanswered:
+    def _await_reply(self, one: FetchInProgress, request: ServerRequest) -> None:
+        """Watches a request's socket until something has arrived."""
+        descriptor = request.receiver.fileno()
+        one.unanswered.add(descriptor)
+        self._awaited[descriptor] = one, request
+        try:
+            # a socket stays in the epoll after it was read, until it is closed
+            self._readable.modify(descriptor, EPOLLIN | EPOLLONESHOT)
+        except FileNotFoundError:
+            self._readable.register(descriptor, EPOLLIN | EPOLLONESHOT)
+
+    def _read_replies(self) -> None:
+        """Reads what has arrived of all replies, and ends the fetches that were waiting for no other."""
+        for descriptor, _ in self._readable.poll(0, MAX_IN_FLIGHT):
+            awaited = self._awaited.pop(descriptor, None)
+            if awaited is None:
+                continue  # nobody waits any more, or a fetch that has just ended has closed the fetcher
+            one, request = awaited
+            one.unanswered.discard(descriptor)
+            if not _read_arrived(request):
+                self._await_reply(one, request)
+            elif not one.unanswered:
                 self._receive(one)
 
-    def _time_out(self, one: FetchInProgress) -> None:
-        """Takes what has arrived, and waits for nothing else."""
-        self._stop_waiting(one)
-        assert one.fetch is not None
-        for request in one.fetch.batch.requests:
-            if not _read_arrived(request):
-                request.fail(TimeoutError("timed out"))
-        self._receive(one)
+    def _set_timer(self, until_s: float, loop: asyncio.AbstractEventLoop) -> None:
+        """Sets the timer, unless it fires before anyway."""
+        if until_s >= self._timer_s:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_s = until_s
+        self._timer = loop.call_later(max(until_s - store_clock(), TIMER_S), self._time_out, loop)
+
+    def _time_out(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Takes what has arrived for the fetches whose time is over, and waits for nothing else of them."""
+        self._timer, self._timer_s = None, math.inf
+        over_s = store_clock() + TIMER_S
+        for one in [one for one in self._in_flight if one.until_s <= over_s]:
+            if one.fetch is None:
+                continue  # closed meanwhile
+            self._stop_waiting(one)
+            for request in one.fetch.batch.requests:
+                if not _read_arrived(request):
+                    request.fail(TimeoutError("timed out"))
+            self._receive(one)
+        if not self._closed:
+            self._set_timer(min((one.until_s for one in self._in_flight), default=math.inf), loop)
 
     def _receive(self, one: FetchInProgress) -> None:
         """Takes the rows once all requests have ended."""
@@ -202,12 +251,9 @@ class Fetcher:
 
     def _stop_waiting(self, one: FetchInProgress) -> None:
         """Stops waiting for replies and for the timeout."""
-        if one.timer is not None:
-            one.timer.cancel()
-        loop = self._loop
-        if loop is not None and not loop.is_closed():
-            for receiver in one.unanswered:
-                loop.remove_reader(receiver)
+        one.until_s = math.inf
+        for descriptor in one.unanswered:
+            del self._awaited[descriptor]
         one.unanswered.clear()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -31,13 +31,6 @@ from tests.server.conftest import Request, in_memory
 from tests.server.placing import placed_plan
 
 BUDGET_S = 60.0
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[RedisServer]:
-    server = RedisServer(tmp_path)
-    yield server
-    server.kill()
 
 
 def body(request: Request) -> bytes:

@@ -6,91 +6,31 @@ import asyncio
 import signal
 import socket
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
-import uvloop
 
-from polyrec.models.schema.batch import I64
 from polyrec.models.tiers.remote.fetched import FetchedRows
-from polyrec.models.tiers.stack import TierStack
-from polyrec.models.tiers.view import View
 from polyrec.server.dispatch.fetcher import MAX_IN_FLIGHT, Fetcher
 from tests.models.tiers.redis_cluster import SLOTS, RedisCluster
 from tests.models.tiers.redis_server import RedisServer
-from tests.models.tiers.worlds import encoder_of, flat_weight, world
+from tests.models.tiers.worlds import world
+from tests.server.dispatch.fetching import (
+    ENCODER,
+    REMOTE,
+    WAIT_S,
+    Run,
+    assert_lost,
+    assert_rows,
+    fetch,
+    opened,
+    start,
+)
 
-ENCODER = encoder_of({"a": 3000, "b": 500})
 FETCHES = MAX_IN_FLIGHT + 20
-REMOTE = np.arange(2100, 3000)
-"""Rows of table a that `opened` leaves to the store."""
-WAIT_S = 60.0
-
-Run = Callable[[Coroutine[None, None, None]], None]
-
-
-def assert_lost(layer: FetchedRows | None) -> None:
-    assert layer is not None
-    assert layer.lost.all()
-
-
-@pytest.fixture(params=["asyncio", "uvloop"])
-def run(request: pytest.FixtureRequest) -> Run:
-    factory = uvloop.new_event_loop if request.param == "uvloop" else None
-
-    def run(test: Coroutine[None, None, None]) -> None:
-        with asyncio.Runner(loop_factory=factory) as runner:
-            runner.run(test)
-
-    return run
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[RedisServer]:
-    server = RedisServer(tmp_path)
-    yield server
-    server.kill()
-
-
-@pytest.fixture
-def fetcher() -> Iterator[Fetcher]:
-    fetcher = Fetcher()
-    yield fetcher
-    fetcher.close()
-
-
-def opened(store: RedisServer, folder: Path, timeout_ms: int) -> TierStack:
-    remote = {"url": store.url, "timeout_ms": timeout_ms, "fill": True}
-    return world(ENCODER, folder, (0.0, 0.2, 0.5), remote=remote)
-
-
-def start(
-    fetcher: Fetcher, stack: TierStack, view: View, wanted: Sequence[I64]
-) -> list[asyncio.Future[FetchedRows | None]]:
-    """Starts fetches; call it on the event loop."""
-    found: list[asyncio.Future[FetchedRows | None]] = []
-    for rows in wanted:
-        found.append(asyncio.get_running_loop().create_future())
-        fetcher.fetch(stack.ahead, view, rows, found[-1].set_result)
-    return found
-
-
-async def fetch(
-    fetcher: Fetcher, stack: TierStack, view: View, wanted: Sequence[I64], timeout_s: float = WAIT_S
-) -> list[FetchedRows | None]:
-    """Fetches rows, and waits for them."""
-    return await asyncio.wait_for(asyncio.gather(*start(fetcher, stack, view, wanted)), timeout_s)
-
-
-def assert_rows(layers: Sequence[FetchedRows | None], wanted: Sequence[I64]) -> None:
-    flat = flat_weight(ENCODER).numpy()
-    for layer, rows in zip(layers, wanted, strict=True):
-        assert layer is not None
-        np.testing.assert_array_equal(layer.rows, rows)
-        np.testing.assert_array_equal(layer.values.view(np.float32), flat[rows])
 
 
 def test_more_requests_than_are_in_flight_at_a_time_all_give_their_rows(
@@ -183,6 +123,54 @@ def test_rows_of_a_store_that_hangs_are_lost_after_its_timeout(
         for layer in await fetch(fetcher, stack, view, [REMOTE[:50]] * FETCHES):
             assert_lost(layer)
         store.signal(signal.SIGCONT)
+        stack.views.leave(view)
+
+    run(test())
+    stack.close()
+
+
+def test_each_fetch_ends_at_its_own_timeout(
+    run: Run, store: RedisServer, fetcher: Fetcher, tmp_path: Path
+) -> None:
+    stacks = [opened(store, tmp_path, timeout_ms) for timeout_ms in (60_000, 200, 60_000, 100)]
+
+    async def test() -> None:
+        views = [stack.views.enter() for stack in stacks]
+        for stack, view in zip(stacks, views, strict=True):
+            await fetch(fetcher, stack, view, [REMOTE[:50]])
+        store.signal(signal.SIGSTOP)
+        found = [
+            start(fetcher, stack, view, [REMOTE[:50]])[0] for stack, view in zip(stacks, views, strict=True)
+        ]
+        for i in (3, 1):
+            assert_lost(await asyncio.wait_for(found[i], WAIT_S / 2))
+            assert not found[0].done()
+            assert not found[2].done()
+        store.signal(signal.SIGCONT)
+        assert_rows([await found[0], await found[2]], [REMOTE[:50]] * 2)
+        for stack, view in zip(stacks, views, strict=True):
+            stack.views.leave(view)
+
+    run(test())
+    for stack in stacks:
+        stack.close()
+
+
+def test_the_loop_watches_no_socket_for_a_single_reply(
+    run: Run, store: RedisServer, fetcher: Fetcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stack = opened(store, tmp_path, 60_000)
+
+    async def test() -> None:
+        loop, view = asyncio.get_running_loop(), stack.views.enter()
+        await fetch(fetcher, stack, view, [REMOTE[:50]])
+        watched: list[str] = []
+        for name in ("add_reader", "call_later"):
+            monkeypatch.setattr(loop, name, lambda *_, name=name: watched.append(name))
+        found = start(fetcher, stack, view, [REMOTE[:50]])
+        assert_rows([await found[0]], [REMOTE[:50]])
+        assert not watched
+        monkeypatch.undo()
         stack.views.leave(view)
 
     run(test())
