@@ -92,9 +92,6 @@ class MissingRows:
         return int(_unique(self.pages[self.waits]).size) if self.pages.size else 0
 
 
-NOTHING_MISSING = MissingRows(NONE, NONE, NO_FLAGS, NONE, NONE)
-
-
 def _unique(values: I64) -> I64:
     """Returns the distinct values, ascending; for the few of one query faster than `np.unique`.
 
@@ -135,18 +132,18 @@ class RowsAhead:
         rows: int64 [n], rows of the fused weight.
         """
         tiers = self._tiers
-        where = tiers.locate(rows)
-        if where.in_memory:
-            return NOTHING_MISSING
-        remote = NONE
-        if tiers.remote is not None:
-            remote = (where.tier == REMOTE).nonzero()[0]
+        filed, pages, waits = NONE, NONE, NO_FLAGS
         if tiers.disk is None:
-            return MissingRows(NONE, NONE, NO_FLAGS, remote, rows.take(remote))
-        filed, pages, waits = (where.tier == DISK).nonzero()[0], NONE, NO_FLAGS
-        if filed.size:
-            away, pages, waits = tiers.disk.missing(where.local[filed])
-            filed = filed[away]
+            # no rows of memory can have moved to a disk, so that ranges alone tell the tier
+            tier = tiers.layout.tier.take(tiers.layout.segments(rows))
+        else:
+            where = tiers.locate(rows)
+            tier = where.tier
+            filed = (tier == DISK).nonzero()[0]
+            if filed.size:
+                away, pages, waits = tiers.disk.missing(where.local[filed])
+                filed = filed[away]
+        remote = (tier == REMOTE).nonzero()[0]
         return MissingRows(filed, pages, waits, remote, rows.take(remote))
 
     def read(self, pages: I64) -> ReadAhead:

@@ -69,7 +69,8 @@ class NearGather:
         and for views with updates. Raises OSError if the tiers are closed.
         """
         # first, so that no slot that `_find` has seen is given to another row
-        with self._gathers.gathering():
+        number = self._gathers.begin()
+        try:
             found = self._find(view, near, batch)
             if found is None:
                 return None
@@ -81,6 +82,8 @@ class NearGather:
                 out[found.others] = found.values
             self._count(view, near, batch, found, clock() - start)
             return int(found.lost.size)
+        finally:
+            self._gathers.end(number)
 
     def resolve(self, view: View, near: NearRows, batch: Batch) -> Resolved | None:
         """Locates the rows of a batch for a process that maps the slab, see `TierStack.resolve`.
