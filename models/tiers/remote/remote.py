@@ -41,8 +41,8 @@ from polyrec.models.tiers.slab import Bytes
 
 WRITE_TIMEOUT_S = 10.0
 WRITE_ROWS = 4096
-ROWS_AT_ONCE = 256
-"""Maximum rows of a request sent without waiting: some 12 kB of keys, which a socket's buffer holds."""
+ROWS_AT_ONCE, BYTES_AT_ONCE = 256, 1 << 14
+"""Maximum rows, and bytes of their keys, of a request sent without waiting: what a socket's buffer holds."""
 MAX_REDIRECTS = 4
 """Maximum redirects of rows to be written."""
 MIN_S = 0.001
@@ -122,6 +122,8 @@ class RemoteTier:
         if ids.size > ROWS_AT_ONCE:
             return None
         keys, routes = self._keys(tables, ids), self._cluster.routes
+        if sum(map(len, keys)) > BYTES_AT_ONCE:
+            return None
         taken: list[tuple[ServerRows, Connection]] = []
         for part in _askable(routes.parts(keys)):
             connection = part.server.take_open()

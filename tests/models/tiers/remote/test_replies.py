@@ -291,3 +291,14 @@ def test_a_connection_used_at_once_waits_again_for_larger_requests(server: Redis
     assert tier.receive(tier.send(tables, ids))[1].sum() == 3
     assert not tier.failures
     tier.close()
+
+
+def test_long_keys_that_a_socket_might_not_hold_are_not_sent_at_once(server: RedisServer) -> None:
+    tier = RemoteTier(server.url, ["a"], FALLBACK, prefix="p" * 200, timeout_s=60.0)
+    tables, ids = np.zeros(200, np.int64), np.arange(200)
+    tier.receive(tier.send(tables, ids))  # opens a connection
+    few = tier.send_at_once(tables[:10], ids[:10])
+    assert few is not None
+    tier.receive(few)
+    assert tier.send_at_once(tables, ids) is None
+    tier.close()
