@@ -33,6 +33,8 @@ from polyrec.models.schema.schema import Categorical, Schema
 MEMORY_BYTES = 2 << 30
 ROWS = 1 << 18
 """Rows whose features are computed at once."""
+GROUP, FEATURES = ".group", ".features"
+"""Names of the request of each row and of the result beside the columns; no feature's name has a dot."""
 
 
 class RequestReader:
@@ -102,9 +104,9 @@ class RequestReader:
                 _append_inputs(store, features, self._schema, data)
             if not store.names:
                 return np.empty((0, len(self._names)), np.float32)
-            out = np.empty((store.names["group"][1][0], len(self._names)), np.float32)
+            out = np.empty((store.names[GROUP][1][0], len(self._names)), np.float32)
             if store.folder is not None:
-                out = np.memmap(store.folder / "features", np.float32, "w+", shape=out.shape)
+                out = np.memmap(store.folder / FEATURES, np.float32, "w+", shape=out.shape)
             _compute_all(features, store, out)
         except BaseException:
             store.remove()
@@ -149,7 +151,7 @@ def _appended(data: pa.RecordBatch, names: Sequence[str], values: F32) -> pa.Rec
 def _append_inputs(
     store: GrowingArrays, features: RequestFeatures, schema: Schema, data: pa.RecordBatch
 ) -> None:
-    store.append("group", group_codes(schema.group or "", data.column(schema.group)))
+    store.append(GROUP, group_codes(schema.group or "", data.column(schema.group)))
     for name in features.numbers:
         column = data.column(name).cast(pa.float64())
         store.append(name, column.to_numpy(zero_copy_only=False))
@@ -168,7 +170,7 @@ def _append_inputs(
 
 def _compute_all(features: RequestFeatures, store: GrowingArrays, out: F32) -> None:
     """Computes the features of all stored rows into `out`, several requests at a time."""
-    order, lengths = request_order(store.array("group"))
+    order, lengths = request_order(store.array(GROUP))
     codes: dict[str, I64] = {f.name: store.array(f.name) for f in features.singles}
     lists = {name: singles(codes[name]) for name in features.context if name in codes}
     for f in features.bags:

@@ -17,7 +17,7 @@ from polyrec.models.data.reader import DataReader, open_data
 from polyrec.models.data.request_columns import with_request_features
 from polyrec.models.data.requests import concat_batches
 from polyrec.models.errors import DataError
-from polyrec.models.schema.schema import load_schema
+from polyrec.models.schema.schema import Schema, load_schema
 
 SCHEMA = load_schema("trivago")
 NAMES = tuple(r.name for r in SCHEMA.request)
@@ -87,6 +87,25 @@ def test_columns_larger_than_memory_are_stored_in_files(
     assert list(tmp_path.iterdir())
     del reader
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("spilled", [False, True])
+@pytest.mark.parametrize("name", ["group", "features"])
+def test_a_feature_may_have_any_name(
+    name: str,
+    spilled: bool,
+    clicks: Path,
+    expected: np.ndarray,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    if spilled:
+        monkeypatch.setattr(request_columns, "MEMORY_BYTES", 1000)
+    table = pq.read_table(clicks)
+    names = [name if column == "price" else column for column in table.column_names]
+    pq.write_table(table.rename_columns(names), tmp_path / "f.parquet")
+    schema = Schema.model_validate_json(SCHEMA.model_dump_json().replace('"price"', f'"{name}"'))
+    np.testing.assert_allclose(read(open_data(tmp_path / "f.parquet", schema)), expected, rtol=1e-6)
 
 
 def test_a_row_without_a_group_is_refused(clicks: Path, tmp_path: Path) -> None:
