@@ -8,7 +8,7 @@ import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -43,18 +43,25 @@ ROWS_AT_ONCE = 1 << 16
 class WeightRows:
     """The rows of a fused weight, as bytes that `source` reads.
 
-    sizes: rows of each table, in the order of the weight.
+    sizes: stored rows of each table, its hottest, in the order of the weight.
+    unknown: table -> out-of-vocabulary row, uint8 [bytes], where it is not among the stored ones.
     """
 
     row_format: RowFormat
     sizes: Mapping[str, int]
     source: ReadRows
+    unknown: Mapping[str, Bytes] = field(default_factory=dict)
 
 
-def rows_of_weight(weight: Tensor, row_format: RowFormat, sizes: Mapping[str, int]) -> WeightRows:
-    """Returns the rows of a weight in memory. sizes: see WeightRows."""
+def rows_of_weight(
+    weight: Tensor,
+    row_format: RowFormat,
+    sizes: Mapping[str, int],
+    unknown: Mapping[str, Bytes] | None = None,
+) -> WeightRows:
+    """Returns the rows of a weight in memory. sizes, unknown: see WeightRows."""
     flat = weight.detach().contiguous().view(torch.uint8).numpy().reshape(-1, row_format.bytes)
-    return WeightRows(row_format, sizes, lambda first, count: flat[first : first + count])
+    return WeightRows(row_format, sizes, lambda first, count: flat[first : first + count], unknown or {})
 
 
 def open_stack(
@@ -242,9 +249,10 @@ def _read_rows(source: ReadRows, rows: I64) -> Bytes:
 
 def _remote_ids(layout: TierLayout, vocabularies: Sequence[Vocabulary]) -> I64:
     ids = []
-    for vocabulary, held in zip(vocabularies, layout.cuts.values(), strict=True):
+    for vocabulary, size, held in zip(vocabularies, layout.sizes, layout.cuts.values(), strict=True):
         if held[REMOTE]:
-            ids.append(ids_of_ranks(vocabulary.rank_of_id)[-held[REMOTE] :])
+            # of a table that is partly computed, only the hottest `size` ranks are stored
+            ids.append(ids_of_ranks(vocabulary.rank_of_id)[size - held[REMOTE] : size])
     return np.concatenate(ids).astype(np.int64)
 
 
@@ -262,12 +270,12 @@ def _open_remote(
 
     source = stored.source
     fallback = np.zeros((len(layout.tables), stored.row_format.bytes), np.uint8)
-    first = 0
-    for i, vocabulary in enumerate(vocabularies):
-        if vocabulary.specials:
-            rank = int(vocabulary.rank_of_id[vocabulary.oov_id])
-            fallback[i] = source(first + rank, 1)[0]
-        first += vocabulary.rows
+    for i, (table, vocabulary) in enumerate(zip(layout.tables, vocabularies, strict=True)):
+        rank = int(vocabulary.rank_of_id[vocabulary.oov_id]) if vocabulary.specials else layout.sizes[i]
+        if rank < layout.sizes[i]:
+            fallback[i] = source(layout.base[table] + rank, 1)[0]
+        elif table in stored.unknown:
+            fallback[i] = stored.unknown[table]
     prefix = f"{store.prefix}{version}:"
     remote = RemoteTier(
         store.url,

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import nn
 
 from polyrec.models.embeddings.computed import ComputedStage, HybridStage
 from polyrec.models.embeddings.lookups import FusedRows
 from polyrec.models.embeddings.stage import Stage
+from polyrec.models.embeddings.store import quantize
 from polyrec.models.embeddings.table import TableStage
 from polyrec.models.errors import RuntimeUnavailable
 from polyrec.models.schema.batch import Batch
@@ -22,7 +24,7 @@ from polyrec.models.tiers.opening import open_stack, rows_of_weight
 from polyrec.models.tiers.row_format import RowFormat
 from polyrec.models.tiers.rows import TieredRows
 from polyrec.models.tiers.shared.slab_reader import SlabReader
-from polyrec.models.tiers.slab import Slab
+from polyrec.models.tiers.slab import Bytes, Slab
 from polyrec.models.tiers.stack import TierStack
 from polyrec.models.tiers.tier_settings import TierSettings
 from polyrec.models.tiers.updates.changes import Changes
@@ -56,7 +58,7 @@ def open_tiers(
         raise RuntimeUnavailable("placement: the representation stores no rows, there is nothing to place")
     if encoder is None and isinstance(bundle, Bundle):
         encoder = bundle.encoder
-    stored = rows_of_weight(weight, row_format, sizes)
+    stored = rows_of_weight(weight, row_format, sizes, _computed_unknown(stage, encoder, row_format))
     return open_stack(stored, placement, encoder, device, changes, version=bundle.manifest.version)
 
 
@@ -134,6 +136,23 @@ def prefetch(stage: Stage, batch: Batch) -> int:
 def _sizes(stage: TableStage | ComputedStage) -> dict[str, int]:
     stored = stage.rows.sizes if isinstance(stage, TableStage) else stage.cuts.tolist()
     return dict(zip(stage.rows.tables, stored, strict=True))
+
+
+def _computed_unknown(
+    stage: TableStage | ComputedStage, encoder: Encoder | None, row_format: RowFormat
+) -> dict[str, Bytes]:
+    """Returns the out-of-vocabulary rows that a representation computes, by table, in the stored format."""
+    if encoder is None or not isinstance(stage, ComputedStage):
+        return {}
+    found: dict[str, Bytes] = {}
+    for table, size in _sizes(stage).items():
+        vocabulary = encoder.vocabularies[table]
+        if vocabulary.specials and (rank := int(vocabulary.rank_of_id[vocabulary.oov_id])) >= size:
+            with torch.inference_mode():
+                vector = stage.vectors(np.array([stage.rows.base[table] + rank]))
+                row = quantize(vector, row_format.precision).contiguous().view(torch.uint8)
+            found[table] = row.numpy().reshape(-1)
+    return found
 
 
 def _part(stage: Stage | nn.Module) -> Stage | nn.Module:

@@ -376,5 +376,5 @@ class Changes:
 def _are_remote(stack: TierStack, table: str, ids: I64) -> NDArray[np.bool_]:
     encoder, layout = stack.views.newest.encoder, stack.tiers.layout
     assert encoder is not None
-    vocabulary = encoder.vocabularies[table]
-    return vocabulary.rank_of_id[ids] >= vocabulary.rows - layout.cuts[table][REMOTE]
+    stored = layout.sizes[layout.tables.index(table)]
+    return encoder.vocabularies[table].rank_of_id[ids] >= stored - layout.cuts[table][REMOTE]

@@ -232,7 +232,9 @@ def _pack(
     new = {n.value: n.id for n in named if n.id is not None and n.value not in vocabulary.added}
     gone = _retracted_ids(vocabulary, new, given.retracted)
     if gone:
-        ids = np.concatenate((ids, np.array(list(gone.values()), np.int64)))
+        retracted = np.array(list(gone.values()), np.int64)
+        _check_ids(table, retracted, vocabulary.rank_of_id, layout.sizes[layout.tables.index(table)])
+        ids = np.concatenate((ids, retracted))
         stored = np.concatenate((stored, np.repeat(_unknown_row(stack, table), len(gone), 0)))
         ids, stored = last_of_equal(ids, stored)
         named += [NamedId(value, None) for value in gone if value in new or value in vocabulary.added]
@@ -309,14 +311,19 @@ def _retracted_ids(
 
 
 def _unknown_row(stack: TierStack, table: str) -> Bytes:
-    """Reads the out-of-vocabulary row, uint8 [1, bytes of a row]. Raises UpdateNotKept."""
-    row_format = stack.tiers.row_format
+    """Reads the out-of-vocabulary row, uint8 [1, bytes of a row]. Raises UpdateError or UpdateNotKept."""
+    row_format, layout = stack.tiers.row_format, stack.tiers.layout
     out = torch.empty((1, row_format.units), dtype=row_format.unit, device=stack.device)
     view = stack.views.enter()
     try:
         # the rank in this view, since rows may have been reordered
         vocabulary = _vocabularies(view.encoder)[table]
-        row = np.array([stack.tiers.layout.base[table] + vocabulary.rank_of_id[vocabulary.oov_id]])
+        rank = vocabulary.rank_of_id[vocabulary.oov_id]
+        if rank >= layout.sizes[layout.tables.index(table)]:
+            raise UpdateError(
+                f"update: table '{table}' computes the row of unknown values, so none can be retracted"
+            )
+        row = np.array([layout.base[table] + rank])
         lost = stack.gather(view, row, out, counted=False)
     except OSError as e:
         raise UpdateNotKept(f"update: the row of unknown values cannot be read: {e}") from None
