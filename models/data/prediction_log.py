@@ -174,7 +174,7 @@ class PredictionLogReader(PackedReader):
             group=schema.group or KEY,
             cluster_by=None,
             columns=(*types, *self._keys, schema.label.column),
-            shared=tuple(dict.fromkeys((*schema.context.names, *self._keys, schema.group or KEY))),
+            shared=(*schema.context.names, *self._keys, *(() if schema.group else (KEY,))),
         )
         self._rows = self._rowless = 0
         for file in parquet_files(path / REQUESTS):

@@ -107,6 +107,15 @@ def clicked(folder: Path, now_s: float = NOON_S + 10 * HOUR_S) -> dict[str, floa
     return {row["item"]: row["clicked"] for row in read(folder, now_s)}
 
 
+@pytest.mark.parametrize("group", ["user", "item", None])
+def test_the_group_may_be_a_feature_of_either_role_or_absent(group: str | None, folder: Path) -> None:
+    write(folder, "requests", "2026-11-23T12", [answered("a", 0, ["p", "q"])])
+    schema = Schema.model_validate(SCHEMA.model_dump() | {"group": group})
+    reader = PredictionLogReader(folder, schema, now_s=NOON_S + 10 * HOUR_S)
+    (batch,) = reader.batches(["user", "recent", "item"])
+    assert [(row["user"], row["item"]) for row in batch.to_pylist()] == [("u", "p"), ("u", "q")]
+
+
 def test_rows_have_the_features_and_the_labels_of_their_request(folder: Path) -> None:
     write(folder, "requests", "2026-11-23T12", [answered("r1", 1, "ab"), answered("r2", 2, "cde", user="v")])
     write(folder, "feedback", "2026-11-23T12", [label("r2", 1, 1, 30), label("r1", 0, 0, 31)])
