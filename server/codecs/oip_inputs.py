@@ -262,7 +262,8 @@ class Inputs:
 
     def _check_no_plain_input(self, tensors: Mapping[str, Array]) -> None:
         """Raises Malformed if inputs of the plain form stand beside those of a ranking."""
-        if GROUP_LENGTHS in tensors:
+        # without request features it is an ordinary input, the lengths of a feature named group
+        if self._request is not None and GROUP_LENGTHS in tensors:
             raise Malformed(
                 f"input '{GROUP_LENGTHS}' cannot be combined with a ranking; its contexts are its requests"
             )

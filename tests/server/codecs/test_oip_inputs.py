@@ -56,6 +56,14 @@ def test_a_ranking_has_each_context_once() -> None:
     assert [a.tolist() for a in rows.candidate.bags["labels"]] == [[9], [0, 1, 0]]
 
 
+def test_a_multi_valued_feature_may_be_named_group() -> None:
+    inputs = Inputs(small_schema({"name": "group", "pooling": "sum"}), Limits())
+    arrays = {name.replace("labels", "group"): array for name, array in TWO_CONTEXTS.items()}
+    rows = inputs.rows(arrays)
+    assert isinstance(rows, RankedTensors)
+    assert [a.tolist() for a in rows.candidate.bags["group"]] == [[9], [0, 1, 0]]
+
+
 def test_one_context_is_that_of_all_candidates() -> None:
     arrays = without("context_lengths", "tags.values", "tags.lengths")
     arrays |= {name: arrays[name][:1] for name in ("context.dense", "context.sparse")}
