@@ -25,7 +25,7 @@ from polyrec.models.data.split import stable_hash
 from polyrec.models.errors import DataError
 from polyrec.models.schema.batch import F32, I64
 from polyrec.models.schema.dedup.distinct import Jagged
-from polyrec.models.schema.request.codes import NO_CONTEXT_VALUE, NO_VALUE, singles
+from polyrec.models.schema.request.codes import NO_CONTEXT_VALUE, NO_VALUE, integer_codes, singles
 from polyrec.models.schema.request.features import RequestFeatures
 from polyrec.models.schema.request.rows import RequestRows, request_order
 from polyrec.models.schema.schema import Categorical, Schema
@@ -205,11 +205,11 @@ def value_codes(column: pa.Array, missing: int) -> I64:
     """Returns codes that are equal where the ids are equal: integers as they are, strings as 64-bit
     hashes.
     """
+    is_missing = column.is_null().to_numpy(zero_copy_only=False)
     if pt.is_integer(column.type):
-        codes: I64 = pc.fill_null(column, missing).to_numpy(zero_copy_only=False).astype(np.int64)
-        return codes
-    codes = stable_hash(column).view(np.int64)
-    return np.where(column.is_null().to_numpy(zero_copy_only=False), missing, codes)
+        values = pc.fill_null(column, 0).to_numpy(zero_copy_only=False).astype(np.int64)
+        return integer_codes(values, is_missing, missing)
+    return np.where(is_missing, missing, stable_hash(column).view(np.int64))
 
 
 def _missing(feature: Categorical) -> int:

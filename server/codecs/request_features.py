@@ -21,6 +21,7 @@ from polyrec.models.schema.request.codes import (
     NO_VALUE,
     codes_of_values,
     hashed_apart,
+    integer_codes,
     match_values,
     singles,
 )
@@ -201,7 +202,7 @@ class TensorFeatures:
         if vocabulary is None or not vocabulary.specials:
             return ids
         # special ids (missing, unknown) equal no other value
-        return np.where(ids >= vocabulary.size, missing, ids)
+        return integer_codes(ids, ids >= vocabulary.size, missing)
 
     def _replaced(self, name: str, ids: I64) -> I64:
         vocabulary = self._vocabularies.get(name)

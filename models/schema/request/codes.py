@@ -11,12 +11,25 @@ import numpy as np
 
 from polyrec.models.schema.batch import I64
 from polyrec.models.schema.dedup.distinct import Jagged
-from polyrec.models.schema.request.rows import Matches
+from polyrec.models.schema.request.rows import Bools, Matches
 
 NO_VALUE = int(np.iinfo(np.int64).min)
 """Code of a candidate's value that equals none: missing, or unknown without an identity."""
 NO_CONTEXT_VALUE = NO_VALUE + 1
 """The same of a context's value, another code so that two such values are not equal."""
+_OTHER = 0x2545F4914F6CDD1D
+"""Random bits, which make an integer that no data are likely to have of one that is also such a code."""
+
+
+def integer_codes(values: I64, is_missing: Bools, missing: int) -> I64:
+    """Returns integers as codes, `missing` where missing.
+
+    The two integers that are the codes of missing values (-2^63 marks missing ones in other programs) get
+    other codes. values, is_missing: [n]. missing: NO_VALUE or NO_CONTEXT_VALUE.
+    """
+    if values.size and values.min() <= NO_CONTEXT_VALUE:
+        values = np.where(values <= NO_CONTEXT_VALUE, values ^ _OTHER, values)
+    return np.where(is_missing, missing, values)
 
 
 def singles(codes: I64) -> Jagged:

@@ -17,16 +17,23 @@ from polyrec.loadtest.traffic.queries import Queries
 from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.data.encoded import encode as encode_data
 from polyrec.models.data.reader import open_data
+from polyrec.models.data.request_columns import with_request_features
 from polyrec.models.errors import PolyrecError
 from polyrec.models.schema.batch import Batch
 from polyrec.models.schema.request.pending import computed
+from polyrec.models.schema.schema import Schema
+from polyrec.models.schema.vocabulary import Vocabulary
 from polyrec.planner.plan import Limits
 from polyrec.server.codecs.json_rows import JsonDecoder
 from polyrec.server.codecs.oip_codec import OipCodec
+from polyrec.server.codecs.request_features import TensorFeatures
 from polyrec.server.codecs.rows import Columns, Rows, encode
 from polyrec.server.errors import Invalid, Malformed
+from tests.server.codecs.schemas import SPLIT
 
 REQUESTS = 6
+LEAST = -(2**63)
+COLUMNS = pa.schema({"item": pa.int64(), "last": pa.int64()})
 FORMS = ("instances", "columns", "rank", "infer", "infer_ranking")
 
 
@@ -145,6 +152,37 @@ def test_tensors_of_several_requests_are_told_apart_by_lengths(served: Served) -
     body = orjson.dumps({"inputs": [*merged.values(), groups]})
     found = served.codec.decode(body, None).rows.encode(served.encoder)
     close(found, served.trained(np.arange(served.table.num_rows)))
+
+
+@pytest.mark.parametrize(
+    ("item", "last", "equal"),
+    [(LEAST, LEAST, 1), (LEAST, LEAST + 1, 0), (None, LEAST, 0), (LEAST + 1, None, 0), (None, None, 0)],
+)
+def test_the_least_integers_are_no_missing_values(item: int | None, last: int | None, equal: int) -> None:
+    feature = {"type": "integer", "table": "item"}
+    schema = Schema.model_validate(
+        {
+            "name": "small",
+            "categorical": [{"name": "item", **feature}, {"name": "last", "role": "context", **feature}],
+            "request": [{"name": "match", "compute": "match", "of": "item", "to": "last"}],
+            "group": "g",
+            **SPLIT,
+        }
+    )
+    body = {"context": {"last": last}, "candidates": {"item": [item]}}
+    decoded = JsonDecoder(schema, Limits()).rank(orjson.dumps(body)).rows
+    assert isinstance(decoded, Columns)
+    data = pa.RecordBatch.from_pylist([{"item": item, "last": last}], COLUMNS)
+    vocabulary = Vocabulary("item", "integer", 1, np.arange(3), np.zeros(3, np.int64), pa.array([5]))
+    ids = np.array([[vocabulary.missing_id if value is None else value for value in (item, last)]])
+    (of_tensors, *_) = TensorFeatures(schema, {"item": vocabulary}).plain(
+        np.empty((1, 0), np.float32), ids, {}, None
+    )
+    for found in (decoded.request_features, of_tensors):
+        values = computed(found)
+        assert values is not None
+        assert values.tolist() == [[equal]]
+    assert with_request_features(schema, data).column("match").to_pylist() == [equal]
 
 
 def test_a_row_alone_is_a_list_of_one(served: Served) -> None:
