@@ -47,9 +47,12 @@ def specialize(document: Json, serving: Serving) -> Json:
     _give_examples(
         paths["/v1/predict"]["post"], {"instances": {"instances": examples.rows}, "columns": columns}
     )
-    ranking = {"context": examples.context, "candidates": examples.candidates, "top_k": 2}
-    objects = {"context": examples.context, "candidates": _objects(examples)}
-    _give_examples(paths["/v1/rank"]["post"], {"columns": ranking, "objects": objects})
+    rankings: Json = {"objects": {"context": examples.context, "candidates": _objects(examples)}}
+    # without features of the candidate there is no column to tell their number
+    if examples.candidates:
+        of_columns = {"context": examples.context, "candidates": examples.candidates, "top_k": 2}
+        rankings = {"columns": of_columns} | rankings
+    _give_examples(paths["/v1/rank"]["post"], rankings)
     return document
 
 

@@ -1,4 +1,4 @@
-"""The document of a model whose tables have neither a row of missing values nor one of unknown ones."""
+"""Documents of models without rows of missing and unknown values, or without features of the candidate."""
 
 from __future__ import annotations
 
@@ -10,10 +10,17 @@ import numpy as np
 import pytest
 import torch
 
+from polyrec.models.bundle.bundle import write_bundle
+from polyrec.models.dlrm.dlrm import DLRM, Architecture, DenseNet, dense_slots
+from polyrec.models.dlrm.representation import Representation, initial_stage
 from polyrec.models.importers.dlrm import read_dlrm
 from polyrec.models.importers.foreign_model import write_foreign_model
+from polyrec.models.schema.encoder import Encoder
+from polyrec.models.schema.schema import Schema
+from polyrec.models.schema.vocabulary import Vocabulary
 from polyrec.planner.plan import Plan, single_path_plan
 from tests.models.importers.foreign import Shape, dlrm_state
+from tests.server.codecs.schemas import SPLIT
 from tests.server.http.docs.test_docs import body_of, valid
 
 SHAPE = Shape(dense=3, rows=(7, 4, 9), width=4, bottom=(6,), top=(5,))
@@ -50,3 +57,24 @@ def test_its_examples_are_valid_and_answered(imported: Any) -> None:
             assert valid(document, path, example["value"])
             answer = imported.send("POST", path.format(model="ads"), json=example["value"])
             assert answer.status_code == 200, answer.text
+
+
+def test_examples_of_a_model_without_features_of_the_candidate_are_answered(
+    client_of: Callable[[Plan], Any], tmp_path: Path
+) -> None:
+    features = [{"name": name, "role": "context", "type": "integer", "cardinality": 9} for name in "ab"]
+    schema = Schema.model_validate({"name": "churn", "categorical": features, **SPLIT})
+    vocabularies = {
+        name: Vocabulary(name, "integer", 9, np.arange(11), np.zeros(11, np.int64)) for name in "ab"
+    }
+    stage = initial_stage(Representation(), schema, vocabularies, width=4, seed=5, spread=0.5)
+    net = DenseNet(Architecture(width=4), dense_slots(schema), stage.slots)
+    encoder = Encoder(schema, vocabularies, {})
+    bundle = write_bundle(tmp_path / "churn", DLRM(stage, net), Representation(), encoder, {}, {})
+    plan = single_path_plan(bundle.path, "table", "torch")
+    client = client_of(plan.model_copy(update={"default_budget_ms": 60_000.0}))
+    document = client.send("GET", "/openapi.json").json()
+    for path in ("/v1/predict", "/v1/rank"):
+        for example in body_of(document, path)["examples"].values():
+            assert valid(document, path, example["value"])
+            assert client.send("POST", path, json=example["value"]).status_code == 200
