@@ -114,8 +114,8 @@ def observed(bundle_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
         targets = [urlsplit(each.url).netloc for each in (server, both)]
         told = None if ALERTMANAGER is None else stack.enter_context(alertmanager())
         with prometheus(targets, every="1s", alertmanagers=[told] if told else []) as prom:
-            # rates need two scrapes: one before and one after something happened
-            prom.until("polyrec_ready == 1 and on () (up == 1)")
+            # rates need two scrapes of each server: one before and one after something happened
+            prom.until(f"count(up == 1) == {len(targets)} and on () (polyrec_ready == 1)")
             asyncio.run(_ask(server.url))
             recorded = "count(polyrec:slo_errors:ratio_rate1h)"
             prom.until(f"sum(polyrec_rows_total) >= {3 * ASKED} and on () {recorded}")
