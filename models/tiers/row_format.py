@@ -60,15 +60,15 @@ class RowFormat:
         Of quantized rows, checks the scale. NaN and numbers near the end of float32 would make every answer
         with such a row an error. rows: uint8 [n, bytes].
         """
-        most = (127 + MAX_EXPONENT) << 7
+        magnitude, most = 0x7FFF, (127 + MAX_EXPONENT) << 7
         numbers: NDArray[np.uint16] | NDArray[np.uint32]
         if self.precision == "fp32":
-            numbers, most = rows.view(np.uint32), most << 16
+            numbers, magnitude, most = rows.view(np.uint32), 0x7FFFFFFF, most << 16
         elif self.precision == "bf16":
             numbers = rows.view(np.uint16)
         else:
             numbers = np.ascontiguousarray(rows[:, :2]).view(np.uint16)
         # without the sign, bits ascend with magnitude, and NaN's are the greatest
-        below: NDArray[np.bool_] = (numbers & (0x7FFFFFFF if self.precision == "fp32" else 0x7FFF)) < most
+        below: NDArray[np.bool_] = (numbers & magnitude) < most
         found: NDArray[np.bool_] = np.logical_and.reduce(below, axis=1)
         return found

@@ -205,7 +205,7 @@ class RouterState:
         self.min_latency_s = min(observed_s, default=0.0) + self.front.answer_s + self.front.answer_row_s
         sole = self.usable[0] if len(self.usable) == 1 else None
         self.sole_inline_lane = sole if sole is not None and sole.inline else None
-        lane_paths = self._lane_paths(_fastest_of)
+        lane_paths = self._lane_paths(_last_of)
         self.service_times = ServiceTimes(lane_paths)
         if lane_paths:  # otherwise keep the old ones, or no query would count as possible demand
             self.alone_times = ServiceTimes(self._lane_paths(self._allowed_of, undisturbed=True))
@@ -398,7 +398,8 @@ class RouterState:
         return [p for p in lane.paths if p in self.allowed_paths and self.paths[p].value > 0]
 
 
-def _fastest_of(lane: LaneState) -> Iterable[int]:
+def _last_of(lane: LaneState) -> Iterable[int]:
+    """Returns the last paths of usual and of large queries, if the lane has any."""
     return {options[-1].path for options in (lane.options, lane.large_options) if options}
 
 

@@ -25,8 +25,8 @@ from polyrec.models.embeddings.lookups import FusedRows
 from polyrec.models.errors import FeatureError
 from polyrec.models.schema.batch import I64, Batch
 from polyrec.models.schema.encoder import Encoder
-from polyrec.models.tiers.ahead import RowsAhead
-from polyrec.models.tiers.near.near_rows import NONE, NearRows
+from polyrec.models.tiers.ahead import NONE, RowsAhead
+from polyrec.models.tiers.near.near_rows import NearRows
 from polyrec.models.tiers.remote.fetched import FetchedRows
 from polyrec.models.tiers.stack import TierStack
 from polyrec.models.tiers.stage import fused_rows

@@ -17,7 +17,7 @@ from polyrec.planner.routing.query import Dispatch, Query, Rejection, RejectReas
 from polyrec.planner.routing.router import Router
 from polyrec.planner.routing.sharing.machine_time import MachineTime, ModelShare, SharingModel
 from polyrec.planner.routing.sharing.pools import LanePlace
-from polyrec.server.clock import clock
+from polyrec.server.clock import TIMER_S, clock
 from polyrec.server.codecs.rows import Rows
 from polyrec.server.dispatch.answer import Outbox, Pending, QueryPayload, fail
 from polyrec.server.dispatch.cold_rows import ColdRows, LookedUpQueries
@@ -29,10 +29,6 @@ from polyrec.server.dispatch.supervisor import LaneSupervisor
 from polyrec.server.errors import DeadlinePassed, NotReady, Overloaded, RequestError
 from polyrec.server.lanes.lane import Lane
 from polyrec.server.tracing.trace import Trace
-
-TIMER_S = 1e-3
-"""Resolution of uvloop's timers, which may fire so much too early. A shorter one would fire at once, again
-and again until the time has come."""
 
 
 class Dispatcher:

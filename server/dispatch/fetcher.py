@@ -26,6 +26,7 @@ from polyrec.models.schema.batch import I64
 from polyrec.models.tiers.ahead import Fetch, RowsAhead
 from polyrec.models.tiers.remote.fetched import FetchedRows, store_clock
 from polyrec.models.tiers.view import View
+from polyrec.server.clock import TIMER_S
 
 if TYPE_CHECKING:
     from polyrec.models.tiers.remote.request import ServerRequest
@@ -36,8 +37,6 @@ MAX_IN_FLIGHT = 64
 """Maximum requests in flight, each on its own connection; further ones wait."""
 THREADS = 4
 """Maximum requests that wait for connections or redirects at the same time."""
-TIMER_S = 1e-3
-"""Resolution of the loop's timers, which may fire so much too early."""
 
 Done = Callable[[FetchedRows | None], None]
 

@@ -15,7 +15,7 @@ import numpy as np
 from polyrec.models.schema.batch import I64, Batch
 from polyrec.models.tiers.figures import Counters
 from polyrec.models.tiers.gathers import Gathers
-from polyrec.models.tiers.near.near_rows import NONE, NearRows
+from polyrec.models.tiers.near.near_rows import NearRows
 from polyrec.models.tiers.prefix.releasing import PrefixReleaser
 from polyrec.models.tiers.shared.resolved import Resolved
 from polyrec.models.tiers.slab import Bytes
@@ -24,6 +24,8 @@ from polyrec.models.tiers.updates.sample import Sample
 from polyrec.models.tiers.view import View
 
 clock = time.perf_counter
+
+NONE: I64 = np.empty(0, np.int64)
 
 
 class NearBatch(NamedTuple):
@@ -69,8 +71,7 @@ class NearGather:
         and for views with updates. Raises OSError if the tiers are closed.
         """
         # first, so that no slot that `_find` has seen is given to another row
-        number = self._gathers.begin()
-        try:
+        with self._gathers.gathering():
             found = self._find(view, near, batch)
             if found is None:
                 return None
@@ -82,8 +83,6 @@ class NearGather:
                 out[found.others] = found.values
             self._count(view, near, batch, found, clock() - start)
             return int(found.lost.size)
-        finally:
-            self._gathers.end(number)
 
     def resolve(self, view: View, near: NearRows, batch: Batch) -> Resolved | None:
         """Locates the rows of a batch for a process that maps the slab, see `TierStack.resolve`.

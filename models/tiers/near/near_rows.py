@@ -13,8 +13,6 @@ from polyrec.models.schema.batch import I64, Batch
 from polyrec.models.tiers.layout import HOST, TierLayout
 from polyrec.models.tiers.prefix.prefix import Prefix
 
-NONE: I64 = np.empty(0, np.int64)
-
 
 class NearRows:
     """Locates the hottest rows of each table with one comparison and one addition per block of a batch.
