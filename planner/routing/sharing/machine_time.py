@@ -188,9 +188,8 @@ class SharedPool:
         state = model.router.state
         costs: dict[int, float] = {}
         lanes = 0
-        for other, i in self.lanes:
-            lane = state.lanes[i]
-            if other is not model or not lane.usable:
+        for lane in (state.lanes[i] for other, i in self.lanes if other is model):
+            if not lane.usable:
                 continue
             lanes += 1
             for p in lane.paths:

@@ -77,6 +77,24 @@ def test_equal_shares_by_default_and_half_of_them_if_weights_are_given():
     assert [m.guaranteed for m in (*models, weighted, named)] == pytest.approx([0.1, 0.1, 0.1, 0.4])
 
 
+def test_models_with_different_numbers_of_lanes_share_their_time():
+    """Each model's lanes were looked up by the other's numbers, and the first tick failed."""
+    machine = MachineTime(CORES)
+    one = joined(machine)
+    state = RouterState((TABLE,), cpu_lanes(2, PLACE.kind), Routing(), Limits(), 0.0)
+    two = machine.join(Router(state), [PLACE, PLACE], ModelShare())
+    cost_s = one.router.state.row_times.lane_s(one.router.state.lanes[0], 0)
+    for model in (one, two):
+        arrive(model, 5 / cost_s)
+    machine.tick()
+    assert [lane.share for lane in one.router.state.lanes] == pytest.approx([0.5])
+    assert [lane.share for lane in two.router.state.lanes] == pytest.approx([0.25, 0.25])
+    state.lanes[0].alive = False
+    machine.tick()
+    assert one.router.state.lanes[0].share == pytest.approx(0.5)
+    assert state.lanes[1].share == pytest.approx(0.5)
+
+
 def test_a_router_sees_the_time_that_the_others_leave():
     machine = MachineTime(CORES)
     busy, other = joined(machine), joined(machine)
