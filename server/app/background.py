@@ -36,9 +36,11 @@ class Threads:
         if self._idle.acquire(blocking=False):
             self._work.put(work)
         else:
-            threading.Thread(target=self._run, args=(work,), name="background", daemon=True).start()
+            # in a list that `_run` empties, as a thread keeps its arguments until it ends
+            threading.Thread(target=self._run, args=([work],), name="background", daemon=True).start()
 
-    def _run(self, work: Callable[[], None]) -> None:
+    def _run(self, first: list[Callable[[], None]]) -> None:
+        work = first.pop()
         while True:
             work()
             del work  # do not keep its objects alive while waiting

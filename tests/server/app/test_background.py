@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import weakref
 from queue import SimpleQueue
 
 import pytest
@@ -34,6 +35,20 @@ def idents(threads: Threads, count: int, at_once: int) -> list[int]:
 
 def test_a_thread_that_is_idle_is_used_again() -> None:
     assert len(set(idents(Threads(), 20, 1))) == 1
+
+
+def test_an_idle_thread_keeps_nothing_of_its_work_alive() -> None:
+    """The first work of each thread was kept until it ended, with the version that the work had opened."""
+    threads = Threads()
+    for _ in range(2):  # in a new thread and in an idle one
+        opened = threading.Event()
+        kept = weakref.ref(opened)
+        threads.run(opened.set)
+        assert opened.wait(10)
+        while not threads._idle._value:
+            pass
+        del opened
+        assert kept() is None
 
 
 def test_pieces_of_work_run_at_the_same_time() -> None:
