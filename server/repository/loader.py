@@ -173,7 +173,7 @@ class ModelLoader:
     async def _close(self, engine: Engine) -> None:
         dispatcher, tiers = engine.serving.dispatcher, engine.serving.tiers
         try:
-            await asyncio.wait_for(dispatcher.drained(), self._drain_s)
+            await asyncio.wait_for(engine.drained(), self._drain_s)
         except TimeoutError:
             engine.fail_all()
         dispatcher.close()

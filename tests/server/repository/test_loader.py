@@ -24,6 +24,7 @@ from polyrec.planner.plan import PlannedLane, save_plan, single_path_plan
 from polyrec.server.app.engine import Engine
 from polyrec.server.app.serving import Serving
 from polyrec.server.child import ServerProcess
+from polyrec.server.clock import clock
 from polyrec.server.live_quality.settings import LiveQualitySettings
 from polyrec.server.prediction_log.settings import PredictionLogSettings
 from polyrec.server.repository.loader import UNLOADED, ModelLoader
@@ -177,6 +178,35 @@ def test_nothing_watches_the_live_quality_of_an_unloaded_model(
         assert first.prediction_log is not None
         first.live_quality.close()
         first.prediction_log.close()
+        models.close()
+
+    try:
+        asyncio.run(run())
+    finally:
+        gc.unfreeze()  # an unload freezes what is left
+
+
+def test_an_unload_waits_for_answers_of_the_plan_before_a_reload(folder: Path) -> None:
+    """They were canceled, as only queries of the plan in service were waited for."""
+    plan = single_path_plan(folder / "b", "table", "torch")
+    lane = PlannedLane(name="cpu.0", device="cpu", kind="process")
+    plan = plan.model_copy(update={"lanes": (lane,)})
+
+    async def run() -> None:
+        first = Engine("a")
+        models = ModelRepository((first, Engine("b", sibling=first)))
+        loader = ModelLoader(models, lambda: ModelFiles({}, {}), lambda *_: None, drain_s=60)  # type: ignore
+        for engine in models.engines:
+            engine.load(plan)
+        old = engine.serving
+        pid = old.lanes[0].pid
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)
+        waiting = old.dispatcher.submit(old.json_decoder.predict(b'{"instances": [{}]}'), clock(), 60)
+        engine.load(plan)
+        asyncio.get_running_loop().call_later(0.3, os.kill, pid, signal.SIGCONT)
+        await loader.unload("b")
+        assert waiting.payload.answer.result().probabilities.shape == (1,)
         models.close()
 
     try:
