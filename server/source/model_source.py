@@ -38,11 +38,21 @@ class ModelSource:
 
         name: the model's name if there are several.
         place: None for the plan in the settings.
-        Raises PolyrecError; SettingsError for a URL that is neither in the settings nor below their prefixes.
+        Raises PolyrecError; SettingsError for a URL that is neither in the settings nor below their prefixes,
+        and for a model whose file was removed from the folder of models.
         """
         settings = self._settings
-        own = settings.model_files().by_name.get(name or "") or settings.plan or settings.bundle
-        if isinstance(place, ModelUrl) and place != own and not settings.allows(place):
+        if place is not None and not isinstance(place, ModelUrl):
+            return self.read(place)
+        own = settings.plan or settings.bundle
+        if name is not None:
+            own = settings.model_files().by_name.get(name)
+        if place is None and own is None:
+            raise SettingsError(
+                f"model '{name}' is no longer in the folder --models {settings.models}: put its plan or "
+                "bundle back, or name another plan"
+            )
+        if place is not None and place != own and not settings.allows(place):
             raise SettingsError(f"'{place}' is not below a prefix of the server's --model-urls")
         return self.read(place or own)
 

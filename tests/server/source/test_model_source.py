@@ -214,6 +214,21 @@ def test_an_admin_call_names_urls_below_a_prefix_only(web: tuple[str, list[str]]
         named.read_for_admin("a", bundles)
 
 
+def test_a_model_removed_from_the_folder_is_reported_and_others_can_be_read(
+    bundle_dir: Path, tmp_path: Path
+) -> None:
+    models = tmp_path / "models"
+    for name in ("a", "b"):
+        shutil.copytree(bundle_dir, models / name)
+    named = source(tmp_path, models=models)
+    (models / "b").rename(tmp_path / "moved")
+    with pytest.raises(SettingsError, match="model 'b' is no longer in the folder --models"):
+        named.read_for_admin("b", None)
+    assert read(named.read_for_admin("b", tmp_path / "moved")) == tmp_path / "moved"
+    shutil.rmtree(models)
+    assert read(named.read_for_admin("a", tmp_path / "moved")) == tmp_path / "moved"
+
+
 def test_a_name_too_long_for_a_file_is_reported_as_one_that_cannot_be_read(
     bundle_dir: Path, tmp_path: Path
 ) -> None:
