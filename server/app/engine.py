@@ -92,6 +92,7 @@ class Engine:
         """Callbacks for each generation that goes into service; called from any thread."""
         self.default_budget_s = self.max_budget_s = 0.0
         """Latency budget of requests that name none, and the operator's cap on budgets."""
+        self._default_budget_ms = 0.0
         self.previous: LoadedPlan | None = None
         self.update_store = UpdateStore()
         self.routing = Routing()
@@ -178,9 +179,8 @@ class Engine:
             adopted(serving)
         model = serving.model
         self.metrics.set_build_info(code_version(), model.name, model.version, serving.plan.paths[0].runtime)
-        self.default_budget_s = serving.plan.default_budget_ms / 1e3
-        self.max_budget_s = serving.plan.max_budget_ms(serving.plan.default_budget_ms) / 1e3
-        self.metrics.set_dispatcher(serving.dispatcher, self.default_budget_s)
+        self.set_default_budget(serving.plan.default_budget_ms)
+        self.metrics.set_dispatcher(serving.dispatcher)
         self.metrics.set_tiers([stack.figures for stack in serving.tiers.distinct], serving.tiers.changes)
         self.metrics.live.set_drifts(serving.drifts)
         self.routing = serving.plan.routing
@@ -232,8 +232,9 @@ class Engine:
 
     @property
     def plan(self) -> Plan:
-        """The plan in service. Raises NotReady before the first one."""
-        return self.serving.plan
+        """The plan in service, with the operator's changes since. Raises NotReady before the first one."""
+        changed = {"routing": self.routing, "default_budget_ms": self._default_budget_ms}
+        return self.serving.plan.model_copy(update=changed)
 
     def stacks(self) -> Mapping[str, TierStack]:
         """Returns the tiers in service by path. Raises NotReady before the first generation."""
@@ -245,6 +246,13 @@ class Engine:
         weights = "".join(f", {path} x {weight:g}" for path, weight in routing.weights.items())
         self.metrics.events.add(clock(), "routing", f"routing set: {routing.policy}{weights}")
         self.routing = routing
+
+    def set_default_budget(self, default_budget_ms: float) -> None:
+        """Sets the budget of requests that name none, and with it the cap on budgets, until the next plan."""
+        self._default_budget_ms = default_budget_ms
+        self.default_budget_s = default_budget_ms / 1e3
+        self.max_budget_s = self.serving.plan.max_budget_ms(default_budget_ms) / 1e3
+        self.metrics.set_default_budget(self.default_budget_s)
 
     def why_unready(self) -> str | None:
         """Returns why the server is not ready, None if it is."""
@@ -277,6 +285,11 @@ class Engine:
         if state is LifecycleState.DRAINING and self.state is not state:
             self.metrics.events.add(clock(), "draining", "draining: accepts no new work")
         self.lifecycle.state = state
+
+    async def drained(self) -> None:
+        """Waits until every query has been answered, also those of replaced generations."""
+        for serving in (*self._retiring.values(), self.serving):
+            await serving.dispatcher.drained()
 
     def fail_all(self) -> None:
         """Answers all waiting requests with NotReady (503); called when the drain timeout is over."""

@@ -190,7 +190,7 @@ class Admin:
             raise Invalid(one_line(e)) from None
         engine.set_routing(new)
         if arguments.default_budget_ms is not None:
-            engine.default_budget_s = arguments.default_budget_ms / 1e3
+            engine.set_default_budget(arguments.default_budget_ms)
         in_force = {**new.model_dump(), "default_budget_ms": 1e3 * engine.default_budget_s}
         log.warning("routing is changed: %s", in_force)
         return in_force

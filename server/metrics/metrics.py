@@ -283,11 +283,15 @@ class Metrics:
         self._incidents.stalls.record(clock(), self._routed.lanes())
         self.sample_if_due()
 
-    def set_dispatcher(self, dispatcher: Dispatcher, default_budget_s: float) -> None:
+    def set_dispatcher(self, dispatcher: Dispatcher) -> None:
         """Sets the dispatcher whose state is read at every scrape."""
         self.generations.only.inc()
-        self._routed.set_dispatcher(dispatcher, default_budget_s)
+        self._routed.set_dispatcher(dispatcher)
         self.sample_if_due()
+
+    def set_default_budget(self, default_budget_s: float) -> None:
+        """Sets the budget of requests that name none, in seconds."""
+        self._routed.set_default_budget(default_budget_s)
 
     def sample_if_due(self) -> None:
         """Keeps a sample if one is due, and updates the error budget and incidents."""

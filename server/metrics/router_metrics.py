@@ -100,7 +100,12 @@ class RouterMetrics:
         )
         self._held = gauge("polyrec_held_queries", "Queries whose missing rows are being read.")
 
-    def set_dispatcher(self, dispatcher: Dispatcher, default_budget_s: float) -> None:
+    def set_default_budget(self, default_budget_s: float) -> None:
+        """Sets the budget of requests that name none, in seconds."""
+        self._default_budget.only.set(default_budget_s)
+        self._default_budget_s = default_budget_s
+
+    def set_dispatcher(self, dispatcher: Dispatcher) -> None:
         """Sets the dispatcher whose state is read at every scrape, and the figures that its plan fixes."""
         per_plan: tuple[Family[Gauge], ...] = (
             *(self._quality, self._accuracy, self._value, self._predicted, self._price),
@@ -114,8 +119,6 @@ class RouterMetrics:
                 self._accuracy.labels(path.name).set(path.accuracy)
         for lane in dispatcher.router.state.lane_specs:
             self._lane.labels(lane.name, lane.device, lane.kind).set(1)
-        self._default_budget.only.set(default_budget_s)
-        self._default_budget_s = default_budget_s
         self._dispatcher = dispatcher
         self._cold.set_cold_rows(dispatcher.cold_rows)
 

@@ -117,7 +117,7 @@ def test_a_plan_that_cannot_be_opened_leaves_what_is_served(
     with pytest.raises(RuntimeUnavailable):
         engine.load(single_path_plan(bundle_dir, "table", "torch", "abacus"))
     assert engine.serving is served
-    assert engine.plan is plan
+    assert engine.plan == plan
     engine.close()
 
 

@@ -129,6 +129,29 @@ def test_the_default_budget_can_be_changed(admin: Any) -> None:
     assert admin.post("/v1/predict", BODY).status_code == 504
 
 
+def test_the_plan_in_force_shows_the_changes_until_the_next_plan(
+    admin: Any, both: Engine, of_both: Plan
+) -> None:
+    body = b'{"weights": {"table@cpu": 0}, "default_budget_ms": 7}'
+    assert act(admin, "routing", body).status_code == 200
+    shown = admin.send("GET", "/v1/plan").json()
+    assert (shown["routing"]["weights"], shown["default_budget_ms"]) == ({"table@cpu": 0}, 7)
+    both.load(of_both)
+    assert admin.send("GET", "/v1/plan").json()["routing"]["weights"] == {}
+    assert both.previous is not None
+    assert both.previous.plan == of_both
+
+
+def test_another_default_budget_shows_in_the_metrics_and_moves_the_cap(
+    admin: Any, both: Engine, plan: Plan
+) -> None:
+    both.load(plan)  # without a cap of its own
+    assert act(admin, "routing", b'{"default_budget_ms": 50000}').status_code == 200
+    assert admin.metric("polyrec_default_budget_seconds") == 50
+    answer = admin.send("GET", "/v1/route?rows=1&budget_ms=400000")
+    assert answer.json()["budget_s"] == 400
+
+
 @pytest.mark.parametrize(
     ("page", "body", "status", "message"),
     [
