@@ -147,6 +147,8 @@ def _device_rows(stored: WeightRows, layout: TierLayout, device: torch.device) -
         out = torch.empty(shape, dtype=row_format.unit, device=device)
     except torch.OutOfMemoryError as e:
         raise RuntimeUnavailable(f"rows do not fit on '{device}': {str(e).splitlines()[0]}") from None
+    except (RuntimeError, AssertionError) as e:  # torch built for CPUs fails an assertion
+        raise RuntimeUnavailable(f"torch has no device '{device}': {str(e).splitlines()[0]}") from None
     done = 0
     for part in _parts(layout, DEVICE, stored.source):
         # copy, because torch warns about read-only arrays

@@ -69,6 +69,21 @@ def test_rows_in_memory_are_updated_as_those_in_tiers(
     assert after == pytest.approx(tiered.predict(request_)["predictions"], abs=1e-6)
 
 
+def test_a_plan_for_a_missing_device_is_refused_and_the_old_one_answers(
+    updatable: Callable[[Plan], Client], paged: Bundle, request_: Request, tmp_path: Path
+) -> None:
+    served = updatable(in_memory(paged, tmp_path, "thread"))
+    before = served.predict(request_)["predictions"]
+    path = {"name": "table@cuda", "bundle": str(paged.path), "runtime": "torch", "device": "cuda:63"}
+    (tmp_path / "plan.json").write_bytes(orjson.dumps({"paths": [path]}))
+    named = orjson.dumps({"plan": str(tmp_path / "plan.json")})
+    for call in ("reload", "rollout/start"):
+        answer = served.post(f"/v1/admin/{call}", named, ALLOWED)
+        assert answer.status_code == 422
+        assert "torch has no device 'cuda:63'" in answer.text
+    assert served.predict(request_)["predictions"] == before
+
+
 def test_without_being_asked_for_they_are_not(
     client_of: Callable[[Plan], Client], paged: Bundle, tmp_path: Path
 ) -> None:
