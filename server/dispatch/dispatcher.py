@@ -227,7 +227,13 @@ class Dispatcher:
                 answer.settle(error)
 
     def close(self) -> None:
-        """Closes every lane, cancels waiting queries and rejects later ones (NotReady)."""
+        """Closes every lane, cancels waiting queries and rejects later ones (NotReady).
+
+        Then drops its parts, which refer back to it: the garbage collector would never free such a cycle of a
+        generation that existed when the server or an unload froze all objects (gc.freeze).
+        """
+        if self._closed:
+            return
         self._closed = True
         if self._shutdown_error is None:
             # no lane is left to answer later queries
@@ -245,6 +251,8 @@ class Dispatcher:
         if self._outbox is not None:
             for answer in tuple(self._outbox.open):
                 answer.settle(asyncio.CancelledError())
+        self._lanes = ()
+        del self._executor, self._supervisor, self._control
 
     async def drained(self) -> None:
         """Waits until every query has been answered."""

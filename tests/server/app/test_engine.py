@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +11,7 @@ import pytest
 from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.errors import BundleError, RuntimeUnavailable
 from polyrec.models.runtimes import open_runtime
-from polyrec.planner.plan import Plan, PlanError, PlannedPath, Routing, single_path_plan
+from polyrec.planner.plan import Plan, PlanError, PlannedLane, PlannedPath, Routing, single_path_plan
 from polyrec.planner.routing.latency.latency_table import LatencyTable
 from polyrec.server.app.engine import Engine, LifecycleState
 from polyrec.server.app.opening import MEASURED_ROUNDS, MEASURED_ROWS, model_of_shortest
@@ -103,6 +105,39 @@ def test_another_plan_takes_over_and_the_old_one_ends_when_it_is_idle(
         engine.close()
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("kind", ["inline", "thread", "process"])
+def test_a_generation_that_no_rollback_needs_is_freed_without_the_garbage_collector(
+    kind: str, plan: Plan
+) -> None:
+    """The collector ignores what existed when the server, or an unload, called gc.freeze."""
+    lane = PlannedLane.model_validate({"name": "cpu.0", "device": "cpu", "kind": kind})
+    plan = plan.model_copy(update={"lanes": (lane,)})
+
+    async def run() -> None:
+        engine = Engine()
+        engine.load(plan)
+        engine.attach()
+        first = engine.serving
+        rows = first.json_decoder.predict(b'{"instances": [{}]}')
+        await first.dispatcher.submit(rows, clock(), 60).payload.answer
+        parts = (first.bundle.files, first.dispatcher, first.dispatcher.router, first.lanes[0])
+        kept = [weakref.ref(part) for part in parts]
+        del first, parts
+        for _ in range(2):
+            engine.load(plan)
+        while engine._retiring:
+            await asyncio.sleep(0.001)
+        assert [part() for part in kept] == [None] * 4
+        engine.close()
+
+    gc.collect()
+    gc.disable()
+    try:
+        asyncio.run(run())
+    finally:
+        gc.enable()
 
 
 def test_a_plan_that_cannot_be_opened_leaves_what_is_served(
