@@ -27,6 +27,8 @@ class View:
     remote_ids: int64 [remote rows], the stable id of each. layers: oldest first.
     readers: number of batches that hold the view.
     staged: remote rows fetched for one batch (ahead.py), below the layers.
+    others: `NearRows.others` of that batch, if known. They hold as long as no rows in memory are released,
+        which only happens beside a disk tier.
     """
 
     order: int
@@ -35,10 +37,11 @@ class View:
     layers: tuple[UpdateLayer, ...] = ()
     readers: int = field(default=0, repr=False)
     staged: FetchedRows | None = None
+    others: I64 | None = None
 
-    def with_staged(self, staged: FetchedRows) -> View:
-        """Returns this view with fetched rows, without readers; `replace` would take ten times as long."""
-        return View(self.order, self.encoder, self.remote_ids, self.layers, 0, staged)
+    def of_batch(self, staged: FetchedRows | None, others: I64 | None) -> View:
+        """Returns this view for one batch, without readers; `replace` would take ten times as long."""
+        return View(self.order, self.encoder, self.remote_ids, self.layers, 0, staged, others)
 
     def over(self, rows: I64, out: Tensor, lost: I64) -> tuple[int, I64]:
         """Replaces updated rows in `out`; returns (number of updated rows, those still lost).

@@ -197,8 +197,7 @@ class ColdRows:
             looked_up.pages, looked_up.remote = missing.distinct(None)
             found = {queries[0]: Misses(missing.pages_to_wait_for, looked_up.remote.size)}
         else:
-            owner = owners(batch, queries)
-            owner = owner if others is None else owner.take(others)
+            owner = owners(batch, queries) if others is None else owners_of(batch, queries, others)
             pages, remote = missing.counts(owner, len(queries))
             is_cold = pages + remote > 0
             counts = zip(queries, pages.tolist(), remote.tolist(), strict=True)
@@ -231,7 +230,7 @@ def divided(looked_up: LookedUpQueries) -> list[LookedUpQueries]:
     if others is None or not others.size or len(queries) == 1:
         return [looked_up]
     is_hot = np.ones(len(queries), bool)
-    is_hot[owners(batch, queries)[others]] = False
+    is_hot[owners_of(batch, queries, others)] = False
     if not is_hot.any():
         return [looked_up]
     found: list[LookedUpQueries] = []
@@ -249,15 +248,33 @@ def owners(batch: Batch, queries: Sequence[Query]) -> I64:
 
     queries: the queries of the batch, in order.
     """
-    of_row = np.repeat(np.arange(len(queries)), [query.rows for query in queries])
-    of_context = of_row
-    if batch.context_row is not None:
-        of_context = np.zeros(batch.context.rows, np.int64)
-        of_context[batch.context_row] = of_row
+    of_context, of_row = _owners_of_rows(batch, queries)
     both = (of_context, batch.context), (of_row, batch.candidate)
     parts = [np.repeat(of, block.ranks.shape[1]) for of, block in both]
     parts += [np.repeat(np.repeat(of, block.bags), np.diff(block.bag_offsets)) for of, block in both]
     return np.concatenate(parts)
+
+
+def owners_of(batch: Batch, queries: Sequence[Query], lookups: I64) -> I64:
+    """Returns `owners` of some lookups of a batch without bags. lookups: int64 [n], ascending."""
+    of_context, of_row = _owners_of_rows(batch, queries)
+    context, candidate = batch.context.ranks, batch.candidate.ranks
+    split = int(lookups.searchsorted(context.size))
+    owner = np.empty(lookups.size, np.int64)
+    # at least 1: a block without features has no lookups
+    owner[:split] = of_context.take(lookups[:split] // max(context.shape[1], 1))
+    owner[split:] = of_row.take((lookups[split:] - context.size) // max(candidate.shape[1], 1))
+    return owner
+
+
+def _owners_of_rows(batch: Batch, queries: Sequence[Query]) -> tuple[I64, I64]:
+    """Returns the index of the query of each context, and of each row."""
+    of_row = np.repeat(np.arange(len(queries)), [query.rows for query in queries])
+    if batch.context_row is None:
+        return of_row, of_row
+    of_context = np.zeros(batch.context.rows, np.int64)
+    of_context[batch.context_row] = of_row
+    return of_context, of_row
 
 
 @dataclass(slots=True, eq=False)

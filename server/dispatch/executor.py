@@ -183,7 +183,7 @@ class Executor:
         try:
             parts, batch = encode_parts(parts, encoder)
             if batch is not None and batch_view is not None:
-                _add_fetched(batch_view, parts)
+                _add_looked_up(batch_view, parts, batch)
                 batch = batch_view.attach(batch)
         except Exception as e:
             _leave(batch_view)
@@ -316,20 +316,22 @@ def failed_prediction() -> Defect:
     return Defect("the prediction failed; the server's log has the details")
 
 
-def _add_fetched(batch_view: BatchView, parts: Sequence[Part]) -> None:
-    """Adds the remote rows that were prefetched for its queries to a batch's view."""
-    fetched = {}
+def _add_looked_up(batch_view: BatchView, parts: Sequence[Part], batch: Batch) -> None:
+    """Adds to a batch's view the remote rows that were prefetched for its queries, and which they are."""
+    fetched, others = {}, None
     for part in parts:
         looked_up: LookedUpQueries | None = part.query.payload.looked_up
         if looked_up is None or looked_up.stack is not batch_view.stack:
             continue
+        if looked_up.batch is batch:
+            others = looked_up.others
         if part.query not in looked_up.view_users:
             continue
         # row numbers are only valid in the order in which they were looked up
         if looked_up.fetched is not None and looked_up.view.order == batch_view.entered.order:
             fetched[id(looked_up)] = looked_up.fetched
-    if fetched:
-        batch_view.add(list(fetched.values()))
+    if fetched or others is not None:
+        batch_view.add(list(fetched.values()), others)
 
 
 def _leave(batch_view: BatchView | None) -> None:

@@ -14,7 +14,7 @@ from typing import Any, Self
 from polyrec.models.dlrm.precision import DensePrecision
 from polyrec.models.embeddings.stage import Stage
 from polyrec.models.runtimes.runtime import Runtime
-from polyrec.models.schema.batch import F32, Batch
+from polyrec.models.schema.batch import F32, I64, Batch
 from polyrec.models.schema.encoder import Encoder
 from polyrec.models.tiers.remote.fetched import FetchedRows
 from polyrec.models.tiers.rows import TieredRows
@@ -28,7 +28,7 @@ class BatchView:
     """The view of the tiers in which one batch is encoded and gathered.
 
     entered: the view as entered, which `leave` releases.
-    view: the same view plus remote rows that were fetched for the batch.
+    view: the same view plus what is known of the batch before: its fetched rows, and which lookups they are.
     lost: number of rows replaced by the out-of-vocabulary row because the remote store failed.
     """
 
@@ -43,9 +43,12 @@ class BatchView:
         view = stack.views.enter()
         return cls(stack, view, view)
 
-    def add(self, fetched: Sequence[FetchedRows]) -> None:
-        """Adds prefetched remote rows. Their views must have the same row order and still be held."""
-        self.view = self.entered.with_staged(FetchedRows.merged(fetched))
+    def add(self, fetched: Sequence[FetchedRows], others: I64 | None) -> None:
+        """Adds prefetched remote rows and `View.others`.
+
+        The views of both must have the same row order; those of fetched rows must still be held.
+        """
+        self.view = self.entered.of_batch(FetchedRows.merged(fetched) if fetched else None, others)
 
     @property
     def encoder(self) -> Encoder:

@@ -108,11 +108,12 @@ class NearGather:
 
     def _find(self, view: View, near: NearRows, batch: Batch) -> NearBatch | None:
         """Finds the rows of a batch; None if some are neither near nor fetched."""
-        staged = view.staged if self._fetches else None
-        if view.layers or (staged is None and not near.has_all(batch)):
+        if view.layers:
             return None
-        others = NONE if staged is None else near.others(batch)
+        staged, others = (view.staged, view.others) if self._fetches else (None, None)
         if others is None:
+            others = near.others(batch)
+        if others is None or (others.size and staged is None):
             return None
         rows = near.rows(batch) if others.size or self._sample.every else NONE
         if staged is None or not others.size:

@@ -33,21 +33,11 @@ class NearRows:
         ]
         self._ranges = [np.bincount(own, minlength=layout.tier.size) for own in self._range]
 
-    def has_all(self, batch: Batch) -> bool:
-        """Whether a batch has no bags and no `others`."""
-        far = self._far(batch)
-        return far is not None and not far.any()
-
     def others(self, batch: Batch) -> I64 | None:
         """Returns the lookups of a batch whose rows are elsewhere, int64 [n]; None for batches with bags.
 
         Lookups are numbered as in `rows`. `RowLocations` may find some of them in memory too, as in a cache.
         """
-        far = self._far(batch)
-        return None if far is None else far.nonzero()[0]
-
-    def _far(self, batch: Batch) -> NDArray[np.bool_] | None:
-        """Returns which lookups are `others`, bool [lookups]; None for batches with bags."""
         context, candidate = batch.context, batch.candidate
         if context.bag_values.size or candidate.bag_values.size:
             return None
@@ -57,7 +47,7 @@ class NearRows:
             first, second = map(np.minimum, self._limits, self._below(prefix.ends))
         far = np.empty(context.ranks.size + candidate.ranks.size, bool)
         _apply(np.greater_equal, batch, (first, second), far)
-        return far
+        return far.nonzero()[0]
 
     def addresses(self, batch: Batch, out: I64) -> None:
         """Writes the host memory addresses of a batch's rows, int64 [lookups]; wrong ones for `others`."""
