@@ -21,7 +21,7 @@ from polyrec.models.tiers.slab import Bytes
 
 ROWS = 256
 """Rows of a system call."""
-MAPPED_ROWS = 1 << 12
+MAPPED_ROWS = 1 << 14
 """Rows after which the pages written so far are let go: they count as memory of the process."""
 
 _copy = ctypes.CDLL(None, use_errno=True).process_vm_writev

@@ -17,12 +17,12 @@ ROW = 256
 @pytest.mark.parametrize("count", [0, 1, ROWS, 3 * ROWS + 5, MAPPED_ROWS // 2 + 1])
 def test_rows_are_written_to_their_places_and_nothing_else(tmp_path: Path, mapped: bool, count: int) -> None:
     random = np.random.default_rng(count)
-    wanted = random.integers(0, 256, (3000, ROW), np.uint8)
+    wanted = random.integers(0, 256, (MAPPED_ROWS, ROW), np.uint8)
     (tmp_path / "rows").write_bytes(wanted.tobytes())
     file = os.open(tmp_path / "rows", os.O_RDWR)
     writer = RowWriter(file, ROW, mapped)
     for _ in range(3):
-        rows = random.permutation(3000)[:count]
+        rows = random.permutation(MAPPED_ROWS)[:count]
         wanted[rows] = values = random.integers(0, 256, (count, ROW), np.uint8)
         writer.write(rows * ROW, values)
         assert (tmp_path / "rows").read_bytes() == wanted.tobytes()
