@@ -2,16 +2,16 @@
 
     python -m benchmarks.operations.update_feed --folder /var/tmp/feed --pin --json update-feed.json
 
-Trains a model on generated clicks (kept in the folder), reserves rows in its item table, and serves it
-with half of each table on disk and with an update log. The highest rate is measured in a closed loop. Then
-comes one run of Poisson arrivals at a share of it, in slices of a few seconds by turns: alone; with so many
-more requests as take the processor time of the updates; and with updates of 2,000 rows each, so many rows a
-second. A slice with updates also adds a new item and asks for its score until it differs from an unknown
-item's. p99 is the median of the slices of a kind, less the beginning of each, so that a stall of the machine
-counts once; the intervals are bootstrapped over the turns. `calm` has the same without requests that a stall
-of the machine may have delayed (benchmarks/stalls.py). Also prints the processor time that the server,
-idle otherwise, takes for an update of 2,000 rows and for one of 10,000. --pin gives the server one core and
-the clients all others: without it they share all.
+Trains a model on generated clicks (kept in the folder), reserves rows in its item table, and serves it with
+half of each table on disk and with an update log. Each turn measures the highest rate in a closed loop,
+since the speed of a virtual machine changes by the minute, and then sends Poisson arrivals at a share of it,
+in three slices of a few seconds: alone; with so many more requests as take the processor time of the
+updates; and with updates of 4,000 rows each, so many rows a second. Which comes first changes by turn. A
+slice with updates also adds a new item and asks for its score until it differs from an unknown item's. p99
+is the median of the slices of a kind, less the beginning of each, so that a stall of the machine counts
+once; the intervals are bootstrapped over the turns. Also prints the processor time that the server, idle
+otherwise, takes for an update of 4,000 rows and for one of 20,000. --pin gives the server one core and the
+clients all others: without it they share all.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import json
 import multiprocessing
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -30,7 +30,6 @@ from typing import Any
 import httpx
 import numpy as np
 import psutil
-from numpy.typing import NDArray
 
 from benchmarks.command import command_parser, save
 from benchmarks.operations.update_load import (
@@ -43,7 +42,6 @@ from benchmarks.operations.update_load import (
     feed_and_add,
     update_body,
 )
-from benchmarks.stalls import outside, watched
 from polyrec.loadtest.drivers.closed_loop import closed_loop
 from polyrec.loadtest.drivers.connection import Target
 from polyrec.loadtest.drivers.load import Load
@@ -74,6 +72,12 @@ DISTINCT = 20_000
 """Number of different request bodies."""
 SETTLES_S = 0.5
 """Seconds at the start of each slice that are not counted."""
+HIGHEST_S = 1.0
+"""Seconds of the closed loop before each turn's slices."""
+PAUSE_S = 1.0
+"""Seconds before a turn's slices, and for the answers after them."""
+BEGINS_S = 0.2
+"""Seconds that the driver takes to begin, roughly."""
 STARTS_S = 6.0
 """Seconds for the feed to start."""
 WARMS_S = 6.0
@@ -155,29 +159,27 @@ def load_run(target: Target, made: Sequence[bytes], due_s: F64, candidates: int)
     return run(target, load, Limits())
 
 
-def compare(outcome: Outcome, seconds: float, turns: int, calm: NDArray[np.bool_]) -> dict[str, Any]:
+def compare(slices: Mapping[str, Sequence[Outcome]]) -> dict[str, Any]:
     """Returns the figures of each kind of slice, and its p99 over that of `alone` with a 95% interval.
 
-    calm: bool [requests], those that count. p99: the median of the slices' p99.
+    slices: by kind, one a turn, without their beginnings. p99: the median of the slices' p99.
     """
-    number = (outcome.due_s / seconds).astype(int)
-    counted = calm & (outcome.due_s - number * seconds >= SETTLES_S)
-    ok = outcome.status == 200
-    every_ms = np.where(ok, 1e3 * outcome.latency_s, FAILED_MS)
-    latency_ms = [every_ms[counted & (number == i)] for i in range(turns * len(KINDS))]
-    found: dict[str, Any] = {}
-    random = np.random.default_rng(1)
-    drawn = random.integers(0, turns, (10_000, turns))
-    p99_ms = np.array([np.quantile(one, 0.99) for one in latency_ms]).reshape(turns, len(KINDS))
+    latency_ms = {
+        kind: [np.where(one.status == 200, 1e3 * one.latency_s, FAILED_MS) for one in outcomes]
+        for kind, outcomes in slices.items()
+    }
+    p99_ms = np.array([[np.quantile(one, 0.99) for one in latency_ms[kind]] for kind in KINDS]).T
+    drawn = np.random.default_rng(1).integers(0, len(p99_ms), (10_000, len(p99_ms)))
     medians = np.median(p99_ms[drawn], axis=1)
+    found: dict[str, Any] = {}
     for at, kind in enumerate(KINDS):
-        here = counted & (number % len(KINDS) == at)
+        lag_s = np.concatenate([one.lag_s for one in slices[kind]])
         found[kind] = {
-            "requests": int(here.sum()),
-            "failed": int((here & ~ok).sum()),
-            "p50_ms": round(float(np.median(np.concatenate(latency_ms[at :: len(KINDS)]))), 3),
+            "requests": lag_s.size,
+            "failed": sum(int((one.status != 200).sum()) for one in slices[kind]),
+            "p50_ms": round(float(np.median(np.concatenate(latency_ms[kind]))), 3),
             "p99_ms": round(float(np.median(p99_ms[:, at])), 3),
-            "driver_lag_p99_ms": round(1e3 * float(np.quantile(outcome.lag_s[here], 0.99)), 3),
+            "driver_lag_p99_ms": round(1e3 * float(np.quantile(lag_s, 0.99)), 3),
             "p99_ms_of_slices": p99_ms[:, at].round(1).tolist(),
         }
         if at:
@@ -187,71 +189,81 @@ def compare(outcome: Outcome, seconds: float, turns: int, calm: NDArray[np.bool_
     return found
 
 
+def highest_rate(url: str, requests: Sequence[bytes], seconds: float) -> float:
+    """Returns the requests/s of a closed loop."""
+    return closed_loop(url, requests, CONNECTIONS, seconds) / seconds
+
+
 def measured_alone(
     server: psutil.Process,
     target: Target,
     requests: Sequence[bytes],
     updates: UpdateLoad,
     args: argparse.Namespace,
-) -> tuple[float, dict[int, float], float]:
-    """Returns the highest rate in requests/s, and the processor milliseconds of updates, by rows, and of a
-    request.
-    """
+) -> tuple[dict[int, float], float]:
+    """Returns the processor milliseconds of updates, by rows, and of a request."""
     url = updates.url
-    closed_loop(url, requests, CONNECTIONS, 3.0)
-    highest = median(closed_loop(url, requests, CONNECTIONS, 4.0) / 4.0 for _ in range(3))
+    highest_rate(url, requests, 3.0)
     took_ms = {}
     for rows in (5 * CALL_ROWS, CALL_ROWS):
         took_ms[rows] = round(idle_ms(url, server, updates.items, updates.width, rows), 3)
         print(f"processor time of an update of {rows} rows: {took_ms[rows]:.2f} ms", flush=True)
-    print(f"highest rate {highest:,.0f} requests/s; the load is {args.load:g} of it", flush=True)
-    due_s = arrivals([args.load * highest], WARMS_S)
+    due_s = arrivals([args.load * highest_rate(url, requests, 3.0)], WARMS_S)
     before = cpu_ms(server)
     load_run(target, requests, due_s, args.candidates)
-    return highest, took_ms, (cpu_ms(server) - before) / due_s.size
+    return took_ms, (cpu_ms(server) - before) / due_s.size
 
 
 def measured_beside(
     target: Target,
     requests: Sequence[bytes],
-    rates: Sequence[float],
+    extra: Sequence[float],
     updates: UpdateLoad,
     request: dict[str, Any],
     args: argparse.Namespace,
 ) -> dict[str, Any]:
-    """Measures slices of all kinds in turns. rates: requests/s by kind. updates: without its slices.
+    """Measures slices of all kinds in turns. extra: requests/s beyond the share, by kind.
 
-    request: a ranking of one candidate, to ask for new items.
+    updates: without its slices. request: a ranking of one candidate, to ask for new items.
     """
-    due_s = arrivals([*rates] * args.turns, args.seconds)
     spawn = multiprocessing.get_context("spawn")
     said = spawn.Queue()
     begins = time.monotonic() + STARTS_S
-    first = begins + KINDS.index("updates") * args.seconds
-    slices = [first + turn * len(KINDS) * args.seconds for turn in range(args.turns)]
-    feeder = spawn.Process(target=feed_and_add, args=(replace(updates, slices=slices), request, said))
+    turn_s = HIGHEST_S + PAUSE_S + len(KINDS) * args.seconds + PAUSE_S
+    loads = [begins + turn * turn_s + HIGHEST_S + PAUSE_S for turn in range(args.turns)]
+    orders = [np.roll(np.arange(len(KINDS)), turn).tolist() for turn in range(args.turns)]
+    fed = KINDS.index("updates")
+    at = [load_s + order.index(fed) * args.seconds for load_s, order in zip(loads, orders, strict=True)]
+    feeder = spawn.Process(target=feed_and_add, args=(replace(updates, slices=at), request, said))
     feeder.start()
     said.get()
-    time.sleep(max(begins - time.monotonic(), 0))
-    with watched() as stalls:
+    slices: dict[str, list[Outcome]] = {kind: [] for kind in KINDS}
+    highest: list[float] = []
+    late_s: list[float] = []
+    for load_s, order in zip(loads, orders, strict=True):
+        time.sleep(max(load_s - PAUSE_S - HIGHEST_S - time.monotonic(), 0))
+        highest.append(highest_rate(updates.url, requests, HIGHEST_S))
+        due_s = arrivals([args.load * highest[-1] + extra[kind] for kind in order], args.seconds)
+        # the driver takes some time to begin
+        time.sleep(max(load_s - BEGINS_S - time.monotonic(), 0))
         outcome = load_run(target, requests, due_s, args.candidates)
+        late_s.append(outcome.started_s - load_s)
+        for place, kind in enumerate(order):
+            first = place * args.seconds
+            slices[KINDS[kind]].append(outcome.between(first + SETTLES_S, first + args.seconds))
     rows, waited = said.get()
     new = said.get()
     feeder.join()
-    sent_s = outcome.started_s + outcome.due_s
-    # requests without an answer count with their sending time
-    calm = outside(stalls, sent_s, sent_s + np.nan_to_num(outcome.latency_s))
-    found = compare(outcome, args.seconds, args.turns, np.ones(calm.size, np.bool_))
-    found["calm"] = compare(outcome, args.seconds, args.turns, calm)
+    found = compare(slices)
     found["updates"] |= {
-        "load_begins_late_s": round(outcome.started_s - begins, 3),
+        "loads_begin_late_s": [round(min(late_s), 3), round(max(late_s), 3)],
         "rows_s": round(rows / args.seconds / args.turns),
         "longest_update_ms": round(1e3 * waited, 1),
         "new_values": len(new),
         "new_value_ms": round(1e3 * median(new), 1),
         "longest_new_value_ms": round(1e3 * max(new), 1),
     }
-    return found
+    return found | {"highest_requests_s": [round(rate) for rate in highest]}
 
 
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -266,7 +278,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--lane", default="thread", choices=["inline", "thread", "process"])
     parser.add_argument("--load", type=float, default=0.7, help="share of the highest rate (.7)")
     parser.add_argument("--updates", type=float, default=10_000, help="rows a second (10,000)")
-    parser.add_argument("--seconds", type=float, default=3.0, help="of a slice (3)")
+    parser.add_argument("--seconds", type=float, default=2.4, help="of a slice (2.4)")
     parser.add_argument("--turns", type=int, default=18, help="slices of each kind (18)")
     parser.add_argument("--pin", action="store_true", help="a core for the server, the others for clients")
     parser.add_argument("--json", type=Path, metavar="FILE")
@@ -291,11 +303,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         requests = [target.request(body(i), {}) for i in range(many.size)]
         updates = UpdateLoad(server.url, items, args.width, args.updates, (), args.seconds)
         process = psutil.Process(server.process.pid)
-        highest, took_ms, request_ms = measured_alone(process, target, requests, updates, args)
+        took_ms, request_ms = measured_alone(process, target, requests, updates, args)
         # requests that take the processor time of the updates
         more = took_ms[CALL_ROWS] * args.updates / CALL_ROWS / request_ms
-        rates = [args.load * highest + extra for extra in (0.0, more, 0.0)]
-        found = measured_beside(target, requests, rates, updates, json.loads(one(0)), args)
+        found = measured_beside(target, requests, (0.0, more, 0.0), updates, json.loads(one(0)), args)
         for kind, figures in found.items():
             print(kind, json.dumps(figures), flush=True)
         metrics = httpx.get(f"{server.url}/metrics").text.splitlines()
@@ -304,7 +315,6 @@ def main(argv: Sequence[str] | None = None) -> None:
             "machine": machine(),
             "cores": os.cpu_count(),
             "settings": {k: str(v) for k, v in vars(args).items() if k != "json"},
-            "highest": highest,
             "update_cpu_ms": took_ms,
             "kinds": found,
             "metrics": [line for line in metrics if line.startswith(("polyrec_update", "polyrec_reserved"))],

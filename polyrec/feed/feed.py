@@ -36,9 +36,9 @@ PASSING = (408, 429)
 KEY_BYTES = 16
 """Bytes of the digest in a call's key."""
 REPORT_S = 30.0
-GATHER_S = 0.2
+GATHER_S = 0.4
 """Shortest time between two reads, unless a read returned as many messages as it can. An update costs the
-server 2 ms plus 0.7 us a row, so rows that arrive one by one are gathered and sent together."""
+server 3 ms plus 1 us a row, so rows that arrive one by one are gathered and sent together."""
 
 
 class Rejected(PolyrecError):

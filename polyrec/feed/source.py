@@ -8,9 +8,9 @@ from typing import Protocol
 
 from polyrec.models.errors import PolyrecError
 
-READ_MESSAGES = 2000
+READ_MESSAGES = 4000
 """Maximum messages of a read."""
-MOST_ROWS = 2000
+MOST_ROWS = 4000
 """Default of the maximum rows per call."""
 BLOCK_S = 0.5
 """Longest wait of a read for a message."""
