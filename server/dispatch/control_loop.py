@@ -8,6 +8,8 @@ and answering a request.
 from __future__ import annotations
 
 import asyncio
+import logging
+import math
 import time
 from collections.abc import Callable
 
@@ -16,9 +18,13 @@ from polyrec.planner.routing.router import Router
 from polyrec.server.clock import clock
 from polyrec.server.dispatch.observer import Observer
 
+log = logging.getLogger("polyrec.dispatcher")
+
 TICK_S = 0.1
 IDLE_TICKS = 50
 """Ticks without a query after which the loop sleeps; the next query wakes it."""
+FAILED_EVERY_S = 60.0
+"""Time between log lines about failed ticks."""
 
 
 class LoopUse:
@@ -68,6 +74,7 @@ class ControlLoop:
         self._use = LoopUse()
         self._use_at_tick = (0.0, 0)
         self._timer: asyncio.TimerHandle | None = None
+        self._failed_s = -math.inf
 
     def share(self, other: ControlLoop) -> None:
         """Shares CPU accounting with another control loop on the same event loop."""
@@ -90,16 +97,28 @@ class ControlLoop:
         self._timer = loop.call_later(TICK_S, self._tick, loop, clock() + TICK_S)
 
     def _tick(self, loop: asyncio.AbstractEventLoop, due_s: float) -> None:
+        try:
+            goes_on = self._ticked(due_s)
+        except Exception:
+            # without further ticks, rates and prices would stay as they are for good
+            goes_on = True
+            if clock() - self._failed_s >= FAILED_EVERY_S:
+                self._failed_s = clock()
+                log.exception("the router's tick failed; rates and prices may be outdated")
+        if goes_on:
+            self._schedule(loop)
+        else:
+            self.running = False
+
+    def _ticked(self, due_s: float) -> bool:
+        """Ticks; returns whether to go on."""
         now_s = clock()
         spent_s = time.thread_time()
         self._router.tick(now_s, self._loop_time_share(spent_s - self._spent_s))
         self._spent_s, self.executing_s = spent_s, 0.0
         self._observer.ticked(max(0.0, now_s - due_s), clock() - now_s)
         self.idle_ticks += 1
-        if self._on_tick() or self.idle_ticks < IDLE_TICKS:
-            self._schedule(loop)
-        else:
-            self.running = False
+        return self._on_tick() or self.idle_ticks < IDLE_TICKS
 
     def _loop_time_share(self, loop_s: float) -> LoopTime:
         """Returns this dispatcher's share of the loop's CPU time; reading time is split by arrivals."""

@@ -6,10 +6,12 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from polyrec.planner.plan import Plan
 from polyrec.server.app.engine import Engine
 from polyrec.server.clock import clock
-from polyrec.server.dispatch.control_loop import TICK_S
+from polyrec.server.dispatch.control_loop import TICK_S, ControlLoop
 from polyrec.server.dispatch.dispatcher import Dispatcher
 
 TRIALS = 20
@@ -43,3 +45,31 @@ def test_work_on_anothers_queries_is_not_counted_as_ones_own(
         ratios = (ratio() for _ in range(TRIALS))
         # of all the loop's time the quiet one's queries would be twenty times as dear, in every trial
         assert any(each < 8 for each in ratios)
+
+
+def test_ticks_go_on_after_one_that_failed(
+    plan: Plan, opened: Callable[[Plan], Engine], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else rates and prices would stay as they are until the server is started again."""
+    serving = opened(plan).serving
+    ticks = 0
+
+    async def run() -> None:
+        third = asyncio.Event()
+
+        def on_tick() -> bool:
+            nonlocal ticks
+            ticks += 1
+            if ticks == 3:
+                third.set()
+            raise IndexError("a lane that does not exist")
+
+        observer = serving.dispatcher._executor.observer
+        control = ControlLoop(serving.dispatcher.router, observer, on_tick, lambda: (0.0, 0))
+        control.start(asyncio.get_running_loop())
+        await asyncio.wait_for(third.wait(), 60)
+        control.close()
+
+    asyncio.run(run())
+    lines = [record for record in caplog.records if "tick failed" in record.message]
+    assert len(lines) == 1  # not ten a second
