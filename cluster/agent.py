@@ -9,7 +9,7 @@ from collections.abc import Callable
 import aiohttp
 
 from polyrec.cluster.live_state import LiveState, read_state
-from polyrec.server.app.background import start_task
+from polyrec.server.app.background import repeat
 
 READ_INTERVAL_S = 0.5
 """Interval at which the server's metrics are read, equal to HAProxy's agent-inter."""
@@ -37,7 +37,7 @@ class Agent:
         await self._read()
         self.nominal_rows_s = self.state.capacity_rows_s
         self._server = await asyncio.start_server(self._answer, host, 0)
-        self._tasks.append(start_task(self._read_periodically(), "reading a server's metrics"))
+        self._tasks.append(repeat(self._read_again, READ_INTERVAL_S, "reading a server's metrics"))
         port: int = self._server.sockets[0].getsockname()[1]
         return port
 
@@ -56,14 +56,12 @@ class Agent:
         writer.write(self.agent_line().encode())
         writer.close()
 
-    async def _read_periodically(self) -> None:
-        while True:
-            await asyncio.sleep(READ_INTERVAL_S)
-            try:
-                await self._read()
-            except (aiohttp.ClientError, TimeoutError, OSError):
-                continue  # read_s shows users of the state that it is old
-            self._on_read()
+    async def _read_again(self) -> None:
+        try:
+            await self._read()
+        except (aiohttp.ClientError, TimeoutError, OSError):
+            return  # read_s shows users of the state that it is old
+        self._on_read()
 
     async def _read(self) -> None:
         timeout = aiohttp.ClientTimeout(total=2)

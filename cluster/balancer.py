@@ -16,7 +16,7 @@ from polyrec.cluster.haproxy_config import Endpoint
 from polyrec.cluster.haproxy_process import HAProxy, private_folder
 from polyrec.cluster.spec import ClusterError, ClusterSpec
 from polyrec.models.files import write_text
-from polyrec.server.app.background import start_task
+from polyrec.server.app.background import repeat
 
 log = logging.getLogger("polyrec.cluster")
 
@@ -119,28 +119,26 @@ class Balancer:
     def _start_checking(self) -> None:
         """Starts `_check`; needed in `add` too, since Ray restarts this actor without calling `open`."""
         if self._task is None:
-            self._task = start_task(self._check(), "the checks of replicas")
+            self._task = repeat(self._check, CHECK_S, "the check of replicas")
 
     async def _check(self) -> None:
-        """Periodically restarts HAProxy if it ended, drops lost replicas, and retries failed changes."""
-        while True:
-            await asyncio.sleep(CHECK_S)
-            now_s = time.monotonic()
-            states: Mapping[str, str] | None = None
-            if self._haproxy is not None:
-                # query only if a replica is silent, as every query is a connection that HAProxy serves
-                is_silent = any(now_s - at_s > SILENT_S for at_s in self._announced_s.values())
-                states = await self._haproxy.servers() if is_silent else {}
-            for name in lost(self._announced_s, states, self._applied, now_s):
-                self._endpoints.pop(name, None)
-                self._states.pop(name, None)
-                del self._announced_s[name]
-            ended = self._haproxy is not None and not self._haproxy.alive()
-            if ended or self._applied != self._endpoints:
-                try:
-                    await self._apply()
-                except (ClusterError, OSError) as e:
-                    log.error("HAProxy is not configured: %s", e)  # retried at the next check
+        """Restarts HAProxy if it ended, drops lost replicas, and retries failed changes."""
+        now_s = time.monotonic()
+        states: Mapping[str, str] | None = None
+        if self._haproxy is not None:
+            # query only if a replica is silent, as every query is a connection that HAProxy serves
+            is_silent = any(now_s - at_s > SILENT_S for at_s in self._announced_s.values())
+            states = await self._haproxy.servers() if is_silent else {}
+        for name in lost(self._announced_s, states, self._applied, now_s):
+            self._endpoints.pop(name, None)
+            self._states.pop(name, None)
+            del self._announced_s[name]
+        ended = self._haproxy is not None and not self._haproxy.alive()
+        if ended or self._applied != self._endpoints:
+            try:
+                await self._apply()
+            except (ClusterError, OSError) as e:
+                log.error("HAProxy is not configured: %s", e)  # retried at the next check
 
 
 def lost(

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import threading
-from collections.abc import Callable, Coroutine
+import time
+from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import copy_context
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar, cast
@@ -20,6 +22,8 @@ T = TypeVar("T")
 
 IDLE_S = 60.0
 """Time after which an idle thread ends."""
+FAILED_EVERY_S = 60.0
+"""Time between log lines about failures of repeated work."""
 
 
 class Threads:
@@ -114,3 +118,23 @@ def start_task(work: Coroutine[Any, Any, None], what: str) -> asyncio.Task[None]
     task = asyncio.get_running_loop().create_task(work)
     task.add_done_callback(ended)
     return task
+
+
+def repeat(work: Callable[[], Awaitable[None]], every_s: float, what: str) -> asyncio.Task[None]:
+    """Starts a task that calls `work` every `every_s` seconds; logs what fails, at most once a minute.
+
+    what: the work's name in the log.
+    """
+
+    async def run() -> None:
+        logged_s = -math.inf
+        while True:
+            await asyncio.sleep(every_s)
+            try:
+                await work()
+            except Exception:
+                if time.monotonic() - logged_s >= FAILED_EVERY_S:
+                    logged_s = time.monotonic()
+                    log.exception("%s failed; it is tried again", what)
+
+    return start_task(run(), what)

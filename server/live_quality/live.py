@@ -12,7 +12,7 @@ from typing import Any
 
 from polyrec.models.errors import PolyrecError
 from polyrec.planner.live_quality import Range, following_values, reference_path
-from polyrec.server.app.background import start_task
+from polyrec.server.app.background import repeat
 from polyrec.server.app.serving import OpenPath, Serving
 from polyrec.server.clock import clock
 from polyrec.server.live_quality.report import Ends, Report, read_report, report_file
@@ -143,13 +143,7 @@ class LiveQuality:
         """Polls on the running loop from now on, until `close`. name: the model's, for the log."""
         if self._watching is not None:
             return
-
-        async def watch() -> None:
-            while True:
-                await asyncio.sleep(POLL_S)
-                await self.poll()
-
-        self._watching = start_task(watch(), f"live quality of '{name}'")
+        self._watching = repeat(self.poll, POLL_S, f"live quality of '{name}'")
 
     async def poll(self) -> None:
         """Reads the report, and sets metrics and values."""

@@ -10,7 +10,7 @@ from queue import SimpleQueue
 
 import pytest
 
-from polyrec.server.app.background import Threads, run_in_thread, start_task
+from polyrec.server.app.background import Threads, repeat, run_in_thread, start_task
 
 
 def idents(threads: Threads, count: int, at_once: int) -> list[int]:
@@ -92,3 +92,26 @@ def test_an_error_that_ends_a_task_is_logged_while_the_task_is_kept(caplog: pyte
 
     with caplog.at_level(logging.WARNING):
         asyncio.run(run())
+
+
+def test_repeated_work_goes_on_after_it_failed(caplog: pytest.LogCaptureFixture) -> None:
+    calls = 0
+
+    async def run() -> None:
+        third = asyncio.Event()
+
+        async def work() -> None:
+            nonlocal calls
+            calls += 1
+            if calls == 3:
+                third.set()
+            raise ValueError("the reason")
+
+        task = repeat(work, 0.001, "reading")
+        await asyncio.wait_for(third.wait(), 60)
+        task.cancel()
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(run())
+    (record,) = caplog.records  # not one for each call
+    assert record.getMessage() == "reading failed; it is tried again"
