@@ -275,7 +275,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--items", type=int, default=100_000)
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--candidates", type=int, default=23)
-    parser.add_argument("--lane", default="thread", choices=["inline", "thread", "process"])
+    parser.add_argument("--lane", default="inline", choices=["inline", "thread", "process"])
     parser.add_argument("--load", type=float, default=0.7, help="share of the highest rate (.7)")
     parser.add_argument("--updates", type=float, default=10_000, help="rows a second (10,000)")
     parser.add_argument("--seconds", type=float, default=2.4, help="of a slice (2.4)")
