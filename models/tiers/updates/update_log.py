@@ -136,11 +136,13 @@ class UpdateLog:
     def _open(self) -> int:
         fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            if os.fstat(fd).st_size < len(MAGIC) and MAGIC.startswith(os.pread(fd, len(MAGIC), 0)):
-                # new, or the process crashed before the first record
+            if _is_unbegun(fd):
+                # new, or the process or machine crashed before the first record
                 os.ftruncate(fd, 0)
                 _write_at(fd, [MAGIC], 0)
                 os.fsync(fd)
+            # of a server that was killed in `rewrite`
+            self._sibling(".partial").unlink(missing_ok=True)
             # also for an existing file: a server may have ended before it synced the folder
             sync(self.path.parent)
         except OSError:
@@ -355,6 +357,13 @@ def _is_named(fd: int, file: Path) -> bool:
         return os.path.samestat(os.fstat(fd), file.stat())
     except FileNotFoundError:
         return False
+
+
+def _is_unbegun(fd: int) -> bool:
+    """Returns whether a log is empty, or has only a part of MAGIC and the zeros that a power loss leaves."""
+    size = os.fstat(fd).st_size
+    head = os.pread(fd, len(MAGIC), 0)
+    return size <= len(MAGIC) and head != MAGIC and MAGIC.startswith(head.rstrip(b"\0"))
 
 
 def _write_durably(file: Path, data: bytes) -> None:

@@ -309,6 +309,25 @@ def test_zeros_that_a_loss_of_power_leaves_are_no_record(tmp_path: Path) -> None
     assert reopened(file) == {1: bytes([1]) * WIDTH}
 
 
+@pytest.mark.parametrize("written", range(len(MAGIC)))
+def test_a_new_log_whose_first_bytes_a_loss_of_power_turned_into_zeros_is_begun_again(
+    written: int, tmp_path: Path
+) -> None:
+    file = tmp_path / "u"
+    file.write_bytes(MAGIC[:written].ljust(len(MAGIC), b"\0"))
+    changes = Changes(tmp_path, UpdateLog(file))
+    changes.apply(stored([1], 1))
+    changes.close(remove=False)
+    assert reopened(file) == {1: bytes([1]) * WIDTH}
+
+
+def test_what_a_server_that_was_killed_while_it_rewrote_the_log_left_is_removed(tmp_path: Path) -> None:
+    partial = tmp_path / "u.partial"
+    partial.write_bytes(MAGIC)
+    UpdateLog(tmp_path / "u").close()
+    assert not partial.exists()
+
+
 def test_a_lock_file_that_was_removed_locks_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "u"
     first = UpdateLog(file)
