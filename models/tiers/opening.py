@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -114,6 +115,8 @@ def open_stack(
     stack = TierStack(TierSet(layout, slab, hot, disk, remote, prefix), encoder, ids, changes)
     if changes is not None:
         changes.join(stack, since, placement.remote is None or placement.remote.fill)
+        if remote is not None:
+            remote.on_restart(partial(changes.restore_remote, stack))
     return stack
 
 

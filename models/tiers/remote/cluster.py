@@ -7,7 +7,7 @@ server gets no requests, until a thread that retries it gets an answer and every
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -68,12 +68,15 @@ class Cluster:
 
     url: address of the server or of any server of the cluster, without credentials.
     failures: number of failed connections so far.
+    on_restart: called when a server was restarted or another one has taken its place, and so may have lost
+    rows that were written last: Redis's snapshots and replicas are behind.
     """
 
     def __init__(self, url: str, login: Login, timeout_s: float) -> None:
         self._url, self._login = url, login
         self._timeout_s = max(timeout_s, REPAIR_TIMEOUT_S)
         self.failures = 0
+        self.on_restart: Callable[[], object] = lambda: None
         self._lock = threading.Lock()
         self._servers: dict[str, Server] = {}
         self._closed = threading.Event()
@@ -81,6 +84,7 @@ class Cluster:
         self._repair_again = False
         seed = self.server(url)
         self.routes = Routes((seed,))
+        self._seeds = self.routes.servers
         try:
             self._discover(FIRST_TIMEOUT_S)
         except OSError as e:
@@ -89,7 +93,7 @@ class Cluster:
 
     def server(self, url: str) -> Server:
         with self._lock:
-            return self._servers.setdefault(url, Server(url, self._login))
+            return self._servers.setdefault(url, Server(url, self._login, self.repair))
 
     def fail(self, server: Server, error: Exception) -> None:
         """Counts a failure. A server that is down gets no requests until it answers."""
@@ -139,6 +143,11 @@ class Cluster:
             for first, last, url in masters:
                 of_slot[first : last + 1] = [self.server(url)] * (last + 1 - first)
             routes = Routes(tuple({server for server in of_slot if server is not None}), of_slot)
+        joined = [server for server in routes.servers if server not in known or known is self._seeds]
+        for server in joined:
+            server.has_restarted(self._timeout_s)
+        if joined and known is not self._seeds:
+            self.on_restart()
         with self._lock:
             self.routes = routes
             gone = [self._servers.pop(url) for url in self._servers.keys() - {s.url for s in routes.servers}]
@@ -157,7 +166,7 @@ class Cluster:
                 self._discover(self._timeout_s)
             for server in self.routes.servers:
                 with suppress(OSError):
-                    server.revive(self._timeout_s)
+                    server.revive(self._timeout_s, self.on_restart)
             with self._lock:
                 if self.routes.whole and not self._repair_again:
                     self._repairer = None

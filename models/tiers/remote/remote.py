@@ -104,6 +104,10 @@ class RemoteTier:
         """Number of failed connections so far."""
         return self._cluster.failures
 
+    def on_restart(self, restore: Callable[[], object]) -> None:
+        """Sets what is called when a server has come back, perhaps without the last values written."""
+        self._cluster.on_restart = restore
+
     def send(self, tables: I64, ids: I64) -> PendingBatch:
         """Sends requests for rows; the caller must then call `receive` or `abandon`.
 

@@ -7,7 +7,9 @@ retry, and limit the time of each reply instead of a whole batch.
 from __future__ import annotations
 
 import logging
+import re
 import time
+from collections.abc import Callable
 from select import POLLIN, poll
 from typing import Any
 from urllib.parse import urlsplit
@@ -29,6 +31,7 @@ MAX_CODES = 16
 """Maximum error codes, such as NOPERM, that the log distinguishes; the server chooses them."""
 MAX_LATE = 3
 """Late replies in a row after which a server counts as down."""
+RUN_ID = re.compile(rb"run_id:(\w+)")
 CALM_S = 5.0
 """Time without a failure after which the log says that a server answers again; a slow one fails by turns."""
 
@@ -48,14 +51,18 @@ class Server:
     """One Redis server. Thread-safe.
 
     url: redis[s]://host[:port][/database], or unix:///path. up: whether requests are sent to it.
-    why_down: why not.
+    why_down: why not. on_closed: called when it has closed an idle connection.
     """
 
-    def __init__(self, url: str, login: Login) -> None:
+    def __init__(self, url: str, login: Login, on_closed: Callable[[], object] = lambda: None) -> None:
         self.url = url
         self.up = True
         self.why_down = ""
         self._login = login
+        self._on_closed = on_closed
+        self._has_closed = False
+        """Whether it has closed idle connections since its run id was last compared."""
+        self._run_id: bytes | None = None
         self._idle: list[Connection] = []
         self._logged_s = dict.fromkeys(("absent", "error", "foreign", "target"), -LACKS_EVERY_S)
         self._most_kinds = len(self._logged_s) + MAX_CODES
@@ -110,6 +117,8 @@ class Server:
             if not _readable(connection):
                 return connection
             connection.disconnect()
+            self._has_closed = True
+            self._on_closed()
         return None
 
     def put_back(self, connection: Connection) -> None:
@@ -149,13 +158,34 @@ class Server:
         """Returns an error's text without the leading server name, for messages that begin with it."""
         return str(error).removeprefix(f"the store at {self.place} ")
 
-    def revive(self, timeout_s: float) -> None:
-        """Marks the server as up if it answers, else raises OSError."""
+    def revive(self, timeout_s: float, on_restart: Callable[[], object]) -> None:
+        """Marks the server as up if it answers, else raises OSError.
+
+        on_restart: called before it gets requests if it was restarted. If it has only closed connections, it
+        may have got some.
+        """
+        if self.up and self._has_closed:
+            self._has_closed = False
+            if self.has_restarted(timeout_s):
+                on_restart()
         if not self.up:
             self._ask(timeout_s, ("PING",))
+            if self.has_restarted(timeout_s):
+                on_restart()
             # its next late reply marks it as down: it may answer PING but no requests for rows
             self._late = MAX_LATE - 1
             self.up = True
+
+    def has_restarted(self, timeout_s: float) -> bool:
+        """Returns whether its run id is known to have changed since the last call."""
+        try:
+            info = self._ask(timeout_s, ("INFO", "server"))
+        except OSError:  # a proxy that has PING but no INFO must not stay down
+            return False
+        # an error for a user without the right
+        found = RUN_ID.search(info) if isinstance(info, bytes) else None
+        before, self._run_id = self._run_id, found[1] if found else None
+        return before is not None and before != self._run_id
 
     def log_absent(self, absent: int, asked: int) -> None:
         """Logs that rows are absent, as after a restart with an empty store."""

@@ -306,19 +306,29 @@ class Changes:
         when it was down until the process or generation that received them ended.
         """
         with self._lock:
-            missed = {}
-            for table, kept in self._tables.items():
-                late = kept.at > since
-                if not filled:
-                    late |= _are_remote(stack, table, kept.ids)
-                if late.any():
-                    missed[table] = StoredTableUpdate(kept.ids[late], self._file.values[kept.slots[late]])
-            if missed:
-                overlay(stack, missed)
+            self._overlay_again(stack, since, remote=not filled)
             if self.names.added:
                 stack.rename(self.names.added)
             self._stacks.append(stack)
             self._set_timer()
+
+    def restore_remote(self, stack: TierStack) -> None:
+        """Overlays the updates of remote rows again: the store was restarted, and may have lost them."""
+        with self._lock:
+            if stack in self._stacks:
+                self._overlay_again(stack, self._latest, remote=True)
+
+    def _overlay_again(self, stack: TierStack, since: int, remote: bool) -> None:
+        """Overlays updates later than `since`. remote: also earlier ones of the stack's remote rows."""
+        missed = {}
+        for table, kept in self._tables.items():
+            late = kept.at > since
+            if remote:
+                late |= _are_remote(stack, table, kept.ids)
+            if late.any():
+                missed[table] = StoredTableUpdate(kept.ids[late], self._file.values[kept.slots[late]])
+        if missed:
+            overlay(stack, missed)
 
     def leave(self, stack: TierStack) -> None:
         """Removes a stack that is being closed."""

@@ -22,6 +22,7 @@ from polyrec.models.tiers.updates.changes import Changes
 from polyrec.models.tiers.updates.update import TableUpdate, UpdateError, apply_update
 from polyrec.models.tiers.updates.update_log import UpdateLog
 from tests.models.tiers.redis_server import RedisServer
+from tests.models.tiers.remote.readers import up
 from tests.models.tiers.waiting import wait_until
 from tests.models.tiers.worlds import FORM, encoder_of, flat_weight, row_of, world
 
@@ -190,6 +191,60 @@ def test_an_update_that_a_store_never_got_is_served_after_a_restart(tmp_path: Pa
             assert stack.settle(20.0)
             stack.close()
         changes.close()
+    finally:
+        server.kill()
+
+
+@pytest.mark.parametrize("noticed", [True, False])
+def test_updates_that_a_restarted_store_has_lost_are_served(
+    noticed: bool, changes: Changes, tmp_path: Path
+) -> None:
+    """Redis comes back with its last snapshot, which has earlier values and looks complete."""
+    server = RedisServer(tmp_path)
+    try:
+        remote = {"url": server.url, "timeout_ms": 5000, "fill": True}
+        stack = world(ENCODER, tmp_path, (0.1, 0.2, 0.3), remote=remote, changes=changes)
+        coldest = int(np.argmax(ENCODER.vocabularies["a"].rank_of_id))
+        server.send("SAVE")
+        apply_update(stack, update_of("a", list(range(SIZES["a"])), 5))
+        assert stack.settle(20.0)
+        assert set(version_of_rows(stack)["a"]) == {5}
+        server.kill()
+        if noticed:
+            TieredRows(stack).gather(torch.arange(sum(SIZES.values())))
+        server.start()
+        assert stack.tiers.remote is not None
+        if noticed:
+            wait_until(lambda: up(stack), "the store was not found again")
+            assert set(version_of_rows(stack)["a"]) == {5}
+        wait_until(lambda: set(version_of_rows(stack)["a"]) == {5}, "earlier values are served")
+        assert stack.settle(20.0)
+        value = row_of(0, np.array([coldest]), 5).tobytes()
+        assert server.send("GET", f"polyrec:v:a:{coldest:012d}") == value
+        stack.close()
+    finally:
+        server.kill()
+
+
+def test_a_store_that_was_only_away_keeps_the_values_that_others_wrote(
+    changes: Changes, tmp_path: Path
+) -> None:
+    server = RedisServer(tmp_path)
+    try:
+        remote = {"url": server.url, "timeout_ms": 5000, "fill": True}
+        stack = world(ENCODER, tmp_path, (0.1, 0.2, 0.3), remote=remote, changes=changes)
+        apply_update(stack, update_of("a", list(range(SIZES["a"])), 5))
+        assert stack.settle(20.0)
+        tier = stack.tiers.remote
+        assert tier is not None
+        coldest = int(np.argmax(ENCODER.vocabularies["a"].rank_of_id))
+        newer = row_of(0, np.array([coldest]), 6).view(np.uint8)
+        tier.write(np.zeros(1, np.int64), np.array([coldest]), newer)
+        tier._cluster.fail(tier._cluster.routes.servers[0], ConnectionResetError("a blip"))
+        wait_until(lambda: up(stack), "the store was not found again")
+        versions = version_of_rows(stack)["a"]
+        assert versions[coldest] == 6
+        stack.close()
     finally:
         server.kill()
 
