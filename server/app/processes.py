@@ -94,6 +94,9 @@ class _Supervisor:
         self._on_ready = on_ready
         self._processes: dict[int, asyncio.subprocess.Process] = {}
         self._ready: dict[int, dict[str, Any]] = {}
+        self._serving: set[int] = set()
+        """Processes that are ready. Others get no SIGHUP yet, which ends a process that has no handler."""
+        self._rereads_later: set[int] = set()
         self._announced = False
         self._stopping = False
 
@@ -114,10 +117,14 @@ class _Supervisor:
 
     def _signaled(self, number: int) -> None:
         """Forwards a signal. All processes then end, except on a SIGHUP that makes them reload files."""
-        self._stopping |= number != signal.SIGHUP or not self._rereads
-        for process in self._processes.values():
-            with suppress(ProcessLookupError):
-                process.send_signal(number)
+        stops = number != signal.SIGHUP or not self._rereads
+        self._stopping |= stops
+        for i, process in self._processes.items():
+            if stops or i in self._serving:
+                with suppress(ProcessLookupError):
+                    process.send_signal(number)
+            else:
+                self._rereads_later.add(i)
 
     async def _run_process(self, i: int) -> int:
         """Runs one process and restarts it whenever it dies; returns its exit status after a stop signal."""
@@ -152,9 +159,14 @@ class _Supervisor:
             assert process.stdout is not None
             while line := await process.stdout.readline():
                 self._note_ready(i, orjson.loads(line))
+                self._serving.add(i)
+                if i in self._rereads_later:  # as it may have read the files before the signal
+                    process.send_signal(signal.SIGHUP)
                 watching.append(start_task(self._watch(i, process), "watching a server process"))
             status = await process.wait()
             del self._processes[i]
+            self._serving.discard(i)
+            self._rereads_later.discard(i)
         finally:
             os.close(lifeline)
             for task in watching:

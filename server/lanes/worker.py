@@ -40,9 +40,9 @@ def main(name: str, mailbox_fd: int, wake: int, done: int, lifeline: int, spare:
     die_with(lifeline)
     if spare:
         lower_priority()
-    # on these signals the server drains first, and then ends its workers
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    # sent to the whole service; the server drains first, and then ends its workers, or reloads files
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     from polyrec.server.app.logs import log_to_stderr
     from polyrec.server.lanes.mailbox import Mailbox, WorkerState
 

@@ -13,9 +13,9 @@ from polyrec.server.priority import take_spare_time
 
 
 def main() -> None:
-    # both signals reach the whole process group; this process ends with the server
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    # sent to the whole process group or service; this process ends with the server
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     if sys.argv[1:] == ["idle"]:
         take_spare_time()
     # slow imports, after the priority is lowered

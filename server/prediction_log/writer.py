@@ -279,9 +279,9 @@ def run(fd: int) -> None:
 
 def main() -> None:
     log_to_stderr("warning")
-    # both signals reach the whole process group; this process ends after the server, with its last requests
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    # sent to the whole process group or service; this process ends after the server, with its last requests
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     os.nice(NICE)
     run(sys.stdin.fileno())
 

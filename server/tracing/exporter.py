@@ -58,9 +58,9 @@ def resource() -> Resource:
 
 def main() -> None:
     log_to_stderr("warning")
-    # both signals reach the whole process group; this process ends after the server, with its last spans
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    # sent to the whole process group or service; this process ends after the server, with its last spans
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     os.nice(NICE)
     os.environ.setdefault("OTEL_BSP_MAX_QUEUE_SIZE", str(QUEUED_SPANS))
     ids = Ids()

@@ -144,6 +144,29 @@ def test_a_process_that_hangs_is_in_the_log_and_does_not_outlive_the_others(
     assert not Path(f"/proc/{hanging}").exists()
 
 
+def test_a_process_that_is_still_starting_survives_the_signal_to_reload_files(
+    bundle_dir: Path, tmp_path: Path
+) -> None:
+    messages, tokens = tmp_path / "messages", tmp_path / "tokens.json"
+    tokens.write_text('{"clients": [], "anonymous": {}}')
+    settings = {"bundle": bundle_dir, "processes": 2, "tokens": tokens, "drain_grace_s": 0}
+    with messages.open("w") as stderr, start(settings, stderr) as server:
+        before = children(server.process.pid)
+        os.kill(before[0], signal.SIGKILL)
+
+        def started() -> list[int]:
+            new = set(children(server.process.pid)) - set(before)
+            return [pid for pid in new if b"polyrec.server" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+        assert eventually(lambda: bool(started()))
+        (new,) = started()
+        server.process.send_signal(signal.SIGHUP)
+        for url in server.processes:
+            assert httpx.post(f"{url}/v1/predict", content=BODY, timeout=LIVENESS_S).status_code == 200
+        assert new in children(server.process.pid)
+    assert "SIGHUP" not in messages.read_text()
+
+
 def test_a_killed_supervisor_takes_its_processes_along(bundle_dir: Path) -> None:
     with start({"bundle": bundle_dir, "processes": 2}) as server:
         pids = children(server.process.pid)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -25,6 +27,7 @@ from polyrec.server.prediction_log.log import PredictionLog, vocabulary_file
 from polyrec.server.prediction_log.records import Feedback, IdRows, JsonRows, Prediction
 from polyrec.server.prediction_log.settings import PredictionLogSettings
 from polyrec.server.prediction_log.writer import MAX_BYTES, VALUE_BYTES, Writer, WriterSettings
+from tests.models.tiers.waiting import wait_until
 from tests.server.conftest import Request
 from tests.server.prediction_log.test_id_values import RandomRows
 
@@ -231,3 +234,20 @@ def test_a_log_that_was_removed_while_it_is_written_can_be_read_and_continued(
     assert (folder / "hash.key").read_bytes() == key
     assert PredictionLogReader(folder, schema).rules.window_s == 1
     PredictionLog(hashing, schema).close()
+
+
+def test_a_signal_to_all_processes_of_the_service_costs_no_record(
+    settings: WriterSettings, tmp_path: Path
+) -> None:
+    """SIGHUP reloads tokens (`systemctl kill -s HUP`), or comes with the end of a terminal."""
+    often = settings.log.model_copy(update={"flush_s": 0.05})
+    prediction_log = PredictionLog(often, settings.schema_)
+    assert prediction_log.send_labels("before", "shop", [0], [1.0])
+    wait_until(lambda: prediction_log.counts()["labels", "written"] == 1, "the writer does not run")
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        os.kill(prediction_log.pipe.pid, number)
+    assert prediction_log.send_labels("after", "shop", [0], [1.0])
+    prediction_log.close()
+    files = parquet_files(tmp_path / FEEDBACK)
+    found = [id for file in files for id in pq.read_table(file)["request_id"].to_pylist()]
+    assert sorted(found) == ["after", "before"]
