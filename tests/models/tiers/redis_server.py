@@ -68,8 +68,13 @@ class RedisServer:
         until = time.monotonic() + 20
         while True:
             try:
-                with socket.create_connection(("127.0.0.1", self.port), 1):
-                    return
+                with socket.create_connection(("127.0.0.1", self.port), 1) as client:
+                    if self._tls:
+                        return
+                    # it replies once all of its sockets listen, also a Unix one
+                    client.sendall(b"PING\r\n")
+                    if client.recv(1):
+                        return
             except OSError:
                 if time.monotonic() > until or self._process.poll() is not None:
                     raise RuntimeError("redis-server did not start") from None
