@@ -38,7 +38,7 @@ KEY_BYTES = 16
 REPORT_S = 30.0
 GATHER_S = 0.4
 """Shortest time between two reads, unless a read returned as many messages as it can. An update costs the
-server 3 ms plus 1 us a row, so rows that arrive one by one are gathered and sent together."""
+server 4 ms plus 0.6 us a row, so rows that arrive one by one are gathered and sent together."""
 
 
 class Rejected(PolyrecError):

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import threading
-import time
 from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import copy_context
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar, cast
+
+from polyrec.server.failure_log import FailureLog
 
 log = logging.getLogger("polyrec.server")
 
@@ -22,8 +22,6 @@ T = TypeVar("T")
 
 IDLE_S = 60.0
 """Time after which an idle thread ends."""
-FAILED_EVERY_S = 60.0
-"""Time between log lines about failures of repeated work."""
 
 
 class Threads:
@@ -125,16 +123,14 @@ def repeat(work: Callable[[], Awaitable[None]], every_s: float, what: str) -> as
 
     what: the work's name in the log.
     """
+    failures = FailureLog(log, f"{what} failed; it is tried again")
 
     async def run() -> None:
-        logged_s = -math.inf
         while True:
             await asyncio.sleep(every_s)
             try:
                 await work()
             except Exception:
-                if time.monotonic() - logged_s >= FAILED_EVERY_S:
-                    logged_s = time.monotonic()
-                    log.exception("%s failed; it is tried again", what)
+                failures.exception()
 
     return start_task(run(), what)

@@ -90,9 +90,8 @@ class Engine:
         """The name chosen by the operator; None means the bundle's name."""
         self.on_adopt: list[Callable[[Serving], None]] = []
         """Callbacks for each generation that goes into service; called from any thread."""
-        self.default_budget_s = self.max_budget_s = 0.0
+        self.default_budget_ms = self.max_budget_s = 0.0
         """Latency budget of requests that name none, and the operator's cap on budgets."""
-        self._default_budget_ms = 0.0
         self.previous: LoadedPlan | None = None
         self.update_store = UpdateStore()
         self.routing = Routing()
@@ -233,8 +232,13 @@ class Engine:
     @property
     def plan(self) -> Plan:
         """The plan in service, with the operator's changes since. Raises NotReady before the first one."""
-        changed = {"routing": self.routing, "default_budget_ms": self._default_budget_ms}
+        changed = {"routing": self.routing, "default_budget_ms": self.default_budget_ms}
         return self.serving.plan.model_copy(update=changed)
+
+    @property
+    def default_budget_s(self) -> float:
+        """Latency budget of requests that name none, in seconds."""
+        return self.default_budget_ms / 1e3
 
     def stacks(self) -> Mapping[str, TierStack]:
         """Returns the tiers in service by path. Raises NotReady before the first generation."""
@@ -249,8 +253,7 @@ class Engine:
 
     def set_default_budget(self, default_budget_ms: float) -> None:
         """Sets the budget of requests that name none, and with it the cap on budgets, until the next plan."""
-        self._default_budget_ms = default_budget_ms
-        self.default_budget_s = default_budget_ms / 1e3
+        self.default_budget_ms = default_budget_ms
         self.max_budget_s = self.serving.plan.max_budget_ms(default_budget_ms) / 1e3
         self.metrics.set_default_budget(self.default_budget_s)
 

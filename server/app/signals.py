@@ -1,4 +1,4 @@
-"""Signal handling during startup, before the drain (server/app/drain.py) takes over.
+"""Signal handling during startup, before the drain (server/app/drain.py) takes over, and in helper processes.
 
 The kernel does not deliver a signal without a handler to process 1 of a container. So a SIGTERM handler is
 installed before the imports, which take seconds. This module imports nothing heavy.
@@ -32,3 +32,9 @@ def _end(signal_number: int, frame: FrameType | None) -> NoReturn:
 def ignores_sighup() -> bool:
     """Whether this process ignores SIGHUP, as one started by nohup does."""
     return signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+
+
+def ignore_signals_of_service() -> None:
+    """Ignores signals sent to the whole process group or service: the server ends its helpers itself."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import time
 from collections.abc import Callable
 
@@ -17,14 +16,13 @@ from polyrec.planner.routing.latency.front_cost import LoopTime
 from polyrec.planner.routing.router import Router
 from polyrec.server.clock import clock
 from polyrec.server.dispatch.observer import Observer
+from polyrec.server.failure_log import FailureLog
 
 log = logging.getLogger("polyrec.dispatcher")
 
 TICK_S = 0.1
 IDLE_TICKS = 50
 """Ticks without a query after which the loop sleeps; the next query wakes it."""
-FAILED_EVERY_S = 60.0
-"""Time between log lines about failed ticks."""
 
 
 class LoopUse:
@@ -74,7 +72,7 @@ class ControlLoop:
         self._use = LoopUse()
         self._use_at_tick = (0.0, 0)
         self._timer: asyncio.TimerHandle | None = None
-        self._failed_s = -math.inf
+        self._failures = FailureLog(log, "the router's tick failed; rates and prices may be outdated")
 
     def share(self, other: ControlLoop) -> None:
         """Shares CPU accounting with another control loop on the same event loop."""
@@ -102,9 +100,7 @@ class ControlLoop:
         except Exception:
             # without further ticks, rates and prices would stay as they are for good
             goes_on = True
-            if clock() - self._failed_s >= FAILED_EVERY_S:
-                self._failed_s = clock()
-                log.exception("the router's tick failed; rates and prices may be outdated")
+            self._failures.exception()
         if goes_on:
             self._schedule(loop)
         else:

@@ -191,7 +191,7 @@ class Admin:
         engine.set_routing(new)
         if arguments.default_budget_ms is not None:
             engine.set_default_budget(arguments.default_budget_ms)
-        in_force = {**new.model_dump(), "default_budget_ms": 1e3 * engine.default_budget_s}
+        in_force = {**new.model_dump(), "default_budget_ms": engine.default_budget_ms}
         log.warning("routing is changed: %s", in_force)
         return in_force
 

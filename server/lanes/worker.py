@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from polyrec.models.slow_imports import slow_imports
+from polyrec.server.app.signals import ignore_signals_of_service
 from polyrec.server.priority import ThreadWaits, lower_priority, take_spare_time
 
 if TYPE_CHECKING:
@@ -40,9 +41,8 @@ def main(name: str, mailbox_fd: int, wake: int, done: int, lifeline: int, spare:
     die_with(lifeline)
     if spare:
         lower_priority()
-    # sent to the whole service; the server drains first, and then ends its workers, or reloads files
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
+    # the server drains first, and then ends its workers
+    ignore_signals_of_service()
     from polyrec.server.app.logs import log_to_stderr
     from polyrec.server.lanes.mailbox import Mailbox, WorkerState
 

@@ -6,16 +6,14 @@ so that it gets only spare CPU time.
 
 from __future__ import annotations
 
-import signal
 import sys
 
+from polyrec.server.app.signals import ignore_signals_of_service
 from polyrec.server.priority import take_spare_time
 
 
 def main() -> None:
-    # sent to the whole process group or service; this process ends with the server
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
+    ignore_signals_of_service()
     if sys.argv[1:] == ["idle"]:
         take_spare_time()
     # slow imports, after the priority is lowered

@@ -10,7 +10,6 @@ import logging
 import os
 import secrets
 import select
-import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -41,6 +40,7 @@ from polyrec.models.files import Strict, create_whole
 from polyrec.models.schema.schema import Schema
 from polyrec.planner.plan import Limits
 from polyrec.server.app.logs import log_to_stderr
+from polyrec.server.app.signals import ignore_signals_of_service
 from polyrec.server.codecs.json_rows import JsonDecoder
 from polyrec.server.codecs.rows import Columns
 from polyrec.server.errors import RequestError
@@ -279,9 +279,8 @@ def run(fd: int) -> None:
 
 def main() -> None:
     log_to_stderr("warning")
-    # sent to the whole process group or service; this process ends after the server, with its last requests
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
+    # this process ends after the server, with its last requests
+    ignore_signals_of_service()
     os.nice(NICE)
     run(sys.stdin.fileno())
 

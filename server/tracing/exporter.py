@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import sys
 import threading
 import time
@@ -23,6 +22,7 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 
 from polyrec.models.version import code_version
 from polyrec.server.app.logs import log_to_stderr
+from polyrec.server.app.signals import ignore_signals_of_service
 from polyrec.server.tracing.records import RequestRecord, unpack_records
 from polyrec.server.tracing.spans import Ids, Spans
 
@@ -58,9 +58,8 @@ def resource() -> Resource:
 
 def main() -> None:
     log_to_stderr("warning")
-    # sent to the whole process group or service; this process ends after the server, with its last spans
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
+    # this process ends after the server, with its last spans
+    ignore_signals_of_service()
     os.nice(NICE)
     os.environ.setdefault("OTEL_BSP_MAX_QUEUE_SIZE", str(QUEUED_SPANS))
     ids = Ids()

@@ -40,6 +40,13 @@ def changes(tmp_path: Path) -> Iterator[Changes]:
     changes.close()
 
 
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[RedisServer]:
+    server = RedisServer(tmp_path)
+    yield server
+    server.kill()
+
+
 def update_of(table: str, ids: list[int], version: int) -> dict[str, TableUpdate]:
     named = np.array(ids, np.int64)
     return {table: TableUpdate(named, row_of(list(SIZES).index(table), named, version))}
@@ -118,34 +125,30 @@ def test_an_update_that_comes_while_tiers_are_filled_is_not_lost(changes: Change
 
 
 def test_a_store_that_is_filled_again_is_filled_with_the_last_values(
-    changes: Changes, tmp_path: Path
+    changes: Changes, tmp_path: Path, server: RedisServer
 ) -> None:
-    server = RedisServer(tmp_path)
-    try:
-        remote = {"url": server.url, "timeout_ms": 5000, "fill": True}
-        everything = list(range(SIZES["a"]))
+    remote = {"url": server.url, "timeout_ms": 5000, "fill": True}
+    everything = list(range(SIZES["a"]))
 
-        def opened(encoder: Encoder) -> TierStack:
-            return world(encoder, tmp_path, (0.1, 0.2, 0.3), remote=remote, changes=changes)
+    def opened(encoder: Encoder) -> TierStack:
+        return world(encoder, tmp_path, (0.1, 0.2, 0.3), remote=remote, changes=changes)
 
-        first = opened(ENCODER)
-        apply_update(first, update_of("a", everything, 5))
-        assert first.settle(20.0)
-        second = opened(ENCODER)
-        for stack in (first, second):
-            rows = TieredRows(stack)
-            got = rows.gather(torch.from_numpy(ENCODER.vocabularies["a"].rank_of_id)).numpy()
-            np.testing.assert_array_equal(got, row_of(0, np.arange(SIZES["a"]), 5))
-            assert rows.take_fallbacks() == 0
-        # the out-of-vocabulary row, which stands for rows that are lost, is the new one, too
-        remote_tier = second.tiers.remote
-        assert remote_tier is not None
-        unknown = np.array([ENCODER.vocabularies["a"].oov_id])
-        np.testing.assert_array_equal(remote_tier.fallback[0], row_of(0, unknown, 5).view(np.uint8)[0])
-        first.close()
-        second.close()
-    finally:
-        server.kill()
+    first = opened(ENCODER)
+    apply_update(first, update_of("a", everything, 5))
+    assert first.settle(20.0)
+    second = opened(ENCODER)
+    for stack in (first, second):
+        rows = TieredRows(stack)
+        got = rows.gather(torch.from_numpy(ENCODER.vocabularies["a"].rank_of_id)).numpy()
+        np.testing.assert_array_equal(got, row_of(0, np.arange(SIZES["a"]), 5))
+        assert rows.take_fallbacks() == 0
+    # the out-of-vocabulary row, which stands for rows that are lost, is the new one, too
+    remote_tier = second.tiers.remote
+    assert remote_tier is not None
+    unknown = np.array([ENCODER.vocabularies["a"].oov_id])
+    np.testing.assert_array_equal(remote_tier.fallback[0], row_of(0, unknown, 5).view(np.uint8)[0])
+    first.close()
+    second.close()
 
 
 def test_an_update_that_cannot_be_stored_changes_nothing(tmp_path: Path) -> None:
@@ -166,113 +169,99 @@ def test_nothing_is_left_in_the_folder(changes: Changes, tmp_path: Path) -> None
     stack.close()
 
 
-def test_an_update_that_a_store_never_got_is_served_after_a_restart(tmp_path: Path) -> None:
-    server = RedisServer(tmp_path)
-    try:
-        everything = list(range(SIZES["a"]))
-        remote = {"url": server.url, "timeout_ms": 5000}
+def test_an_update_that_a_store_never_got_is_served_after_a_restart(
+    tmp_path: Path, server: RedisServer
+) -> None:
+    everything = list(range(SIZES["a"]))
+    remote = {"url": server.url, "timeout_ms": 5000}
 
-        def opened(changes: Changes, fill: bool) -> TierStack:
-            settings = remote | {"fill": fill}
-            return world(ENCODER, tmp_path, (0.1, 0.2, 0.3), remote=settings, changes=changes)
+    def opened(changes: Changes, fill: bool) -> TierStack:
+        settings = remote | {"fill": fill}
+        return world(ENCODER, tmp_path, (0.1, 0.2, 0.3), remote=settings, changes=changes)
 
-        changes = Changes(tmp_path, UpdateLog(tmp_path / "log"))
-        stack = opened(changes, fill=True)
-        server.send("CONFIG", "SET", "maxmemory", "1")
-        apply_update(stack, update_of("a", everything, 5), "key")
+    changes = Changes(tmp_path, UpdateLog(tmp_path / "log"))
+    stack = opened(changes, fill=True)
+    server.send("CONFIG", "SET", "maxmemory", "1")
+    apply_update(stack, update_of("a", everything, 5), "key")
+    stack.close()
+    changes.close(remove=False)
+    server.send("CONFIG", "SET", "maxmemory", "0")
+    changes = Changes(tmp_path, UpdateLog(tmp_path / "log"))
+    for fill in (False, False):
+        stack = opened(changes, fill)
+        got = TieredRows(stack).gather(torch.from_numpy(ENCODER.vocabularies["a"].rank_of_id)).numpy()
+        np.testing.assert_array_equal(got, row_of(0, np.arange(SIZES["a"]), 5))
+        assert stack.settle(20.0)
         stack.close()
-        changes.close(remove=False)
-        server.send("CONFIG", "SET", "maxmemory", "0")
-        changes = Changes(tmp_path, UpdateLog(tmp_path / "log"))
-        for fill in (False, False):
-            stack = opened(changes, fill)
-            got = TieredRows(stack).gather(torch.from_numpy(ENCODER.vocabularies["a"].rank_of_id)).numpy()
-            np.testing.assert_array_equal(got, row_of(0, np.arange(SIZES["a"]), 5))
-            assert stack.settle(20.0)
-            stack.close()
-        changes.close()
-    finally:
-        server.kill()
+    changes.close()
 
 
 @pytest.mark.parametrize("noticed", [True, False])
 def test_updates_that_a_restarted_store_has_lost_are_served(
-    noticed: bool, changes: Changes, tmp_path: Path
+    noticed: bool, changes: Changes, tmp_path: Path, server: RedisServer
 ) -> None:
     """Redis comes back with its last snapshot, which has earlier values and looks complete."""
-    server = RedisServer(tmp_path)
-    try:
-        remote = {"url": server.url, "timeout_ms": 5000, "fill": True}
-        stack = world(ENCODER, tmp_path, (0.1, 0.2, 0.3), remote=remote, changes=changes)
-        coldest = int(np.argmax(ENCODER.vocabularies["a"].rank_of_id))
-        server.send("SAVE")
-        apply_update(stack, update_of("a", list(range(SIZES["a"])), 5))
-        assert stack.settle(20.0)
+    remote = {"url": server.url, "timeout_ms": 5000, "fill": True}
+    stack = world(ENCODER, tmp_path, (0.1, 0.2, 0.3), remote=remote, changes=changes)
+    coldest = int(np.argmax(ENCODER.vocabularies["a"].rank_of_id))
+    server.send("SAVE")
+    apply_update(stack, update_of("a", list(range(SIZES["a"])), 5))
+    assert stack.settle(20.0)
+    assert set(version_of_rows(stack)["a"]) == {5}
+    server.kill()
+    if noticed:
+        TieredRows(stack).gather(torch.arange(sum(SIZES.values())))
+    server.start()
+    assert stack.tiers.remote is not None
+    if noticed:
+        wait_until(lambda: up(stack), "the store was not found again")
         assert set(version_of_rows(stack)["a"]) == {5}
-        server.kill()
-        if noticed:
-            TieredRows(stack).gather(torch.arange(sum(SIZES.values())))
-        server.start()
-        assert stack.tiers.remote is not None
-        if noticed:
-            wait_until(lambda: up(stack), "the store was not found again")
-            assert set(version_of_rows(stack)["a"]) == {5}
-        wait_until(lambda: set(version_of_rows(stack)["a"]) == {5}, "earlier values are served")
-        assert stack.settle(20.0)
-        value = row_of(0, np.array([coldest]), 5).tobytes()
-        assert server.send("GET", f"polyrec:v:a:{coldest:012d}") == value
-        stack.close()
-    finally:
-        server.kill()
+    wait_until(lambda: set(version_of_rows(stack)["a"]) == {5}, "earlier values are served")
+    assert stack.settle(20.0)
+    value = row_of(0, np.array([coldest]), 5).tobytes()
+    assert server.send("GET", f"polyrec:v:a:{coldest:012d}") == value
+    stack.close()
 
 
 def test_a_store_that_was_only_away_keeps_the_values_that_others_wrote(
-    changes: Changes, tmp_path: Path
+    changes: Changes, tmp_path: Path, server: RedisServer
 ) -> None:
-    server = RedisServer(tmp_path)
-    try:
-        remote = {"url": server.url, "timeout_ms": 5000, "fill": True}
-        stack = world(ENCODER, tmp_path, (0.1, 0.2, 0.3), remote=remote, changes=changes)
-        apply_update(stack, update_of("a", list(range(SIZES["a"])), 5))
-        assert stack.settle(20.0)
-        tier = stack.tiers.remote
-        assert tier is not None
-        coldest = int(np.argmax(ENCODER.vocabularies["a"].rank_of_id))
-        newer = row_of(0, np.array([coldest]), 6).view(np.uint8)
-        tier.write(np.zeros(1, np.int64), np.array([coldest]), newer)
-        tier._cluster.fail(tier._cluster.routes.servers[0], ConnectionResetError("a blip"))
-        wait_until(lambda: up(stack), "the store was not found again")
-        versions = version_of_rows(stack)["a"]
-        assert versions[coldest] == 6
-        stack.close()
-    finally:
-        server.kill()
+    remote = {"url": server.url, "timeout_ms": 5000, "fill": True}
+    stack = world(ENCODER, tmp_path, (0.1, 0.2, 0.3), remote=remote, changes=changes)
+    apply_update(stack, update_of("a", list(range(SIZES["a"])), 5))
+    assert stack.settle(20.0)
+    tier = stack.tiers.remote
+    assert tier is not None
+    coldest = int(np.argmax(ENCODER.vocabularies["a"].rank_of_id))
+    newer = row_of(0, np.array([coldest]), 6).view(np.uint8)
+    tier.write(np.zeros(1, np.int64), np.array([coldest]), newer)
+    tier._cluster.fail(tier._cluster.routes.servers[0], ConnectionResetError("a blip"))
+    wait_until(lambda: up(stack), "the store was not found again")
+    versions = version_of_rows(stack)["a"]
+    assert versions[coldest] == 6
+    stack.close()
 
 
 def test_updates_that_wait_for_a_store_are_few_layers_and_lines(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, server: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    server = RedisServer(tmp_path)
-    try:
-        remote = {"url": server.url, "timeout_ms": 5000, "fill": True}
-        stack = world(ENCODER, tmp_path, (0.1, 0.2, 0.3), remote=remote)
-        rank_of_id = ENCODER.vocabularies["a"].rank_of_id
-        cold = np.flatnonzero(rank_of_id >= SIZES["a"] * 7 // 10)
-        server.kill()
-        expected, random = np.zeros(SIZES["a"]), np.random.default_rng(0)
-        for version in range(1, 201):
-            ids = random.choice(cold, 3, replace=False)
-            apply_update(stack, update_of("a", ids.tolist(), version))
-            expected[ids] = version
-        assert not stack.settle(0.1)
-        assert not stack.settle(0.1)
-        assert len(stack.views.newest.layers) < 20
-        assert sum("are not written yet" in line for line in caplog.messages) == 1
-        server.start()
-        wait_until(lambda: stack.settle(1.0), "the store does not get the updates")
-        changed = np.flatnonzero(expected)
-        got = TieredRows(stack).gather(torch.from_numpy(rank_of_id[changed])).numpy()
-        np.testing.assert_array_equal(got, row_of(0, changed, expected[changed]))
-        stack.close()
-    finally:
-        server.kill()
+    remote = {"url": server.url, "timeout_ms": 5000, "fill": True}
+    stack = world(ENCODER, tmp_path, (0.1, 0.2, 0.3), remote=remote)
+    rank_of_id = ENCODER.vocabularies["a"].rank_of_id
+    cold = np.flatnonzero(rank_of_id >= SIZES["a"] * 7 // 10)
+    server.kill()
+    expected, random = np.zeros(SIZES["a"]), np.random.default_rng(0)
+    for version in range(1, 201):
+        ids = random.choice(cold, 3, replace=False)
+        apply_update(stack, update_of("a", ids.tolist(), version))
+        expected[ids] = version
+    assert not stack.settle(0.1)
+    assert not stack.settle(0.1)
+    assert len(stack.views.newest.layers) < 20
+    assert sum("are not written yet" in line for line in caplog.messages) == 1
+    server.start()
+    wait_until(lambda: stack.settle(1.0), "the store does not get the updates")
+    changed = np.flatnonzero(expected)
+    got = TieredRows(stack).gather(torch.from_numpy(rank_of_id[changed])).numpy()
+    np.testing.assert_array_equal(got, row_of(0, changed, expected[changed]))
+    stack.close()
