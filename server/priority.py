@@ -9,6 +9,9 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+SHORT_S = 0.0002
+"""Pauses of a thread that are not worth reading its schedstat, which takes 20 us."""
+
 
 def lower_priority() -> None:
     """Sets nice 10, which leaves enough time to open bundles even on a fully busy machine."""
@@ -46,3 +49,11 @@ class ThreadWaits:
             return 0.0
         since_s, self._seen_s = now_s - self._seen_s, now_s
         return since_s
+
+    def within_s(self, idle_s: float) -> float:
+        """Returns how many of the seconds just passed in which this thread did not run it waited for a CPU.
+
+        The others it slept, such as for a disk. Waits since the last call count, so where the thread does
+        both, some may be older. Costs nothing if the thread hardly paused.
+        """
+        return min(idle_s, self.since_last_s()) if idle_s > SHORT_S else 0.0

@@ -103,8 +103,8 @@ class _Timed(Router):
             self.spent.setdefault("next, a batch", []).append(self._nexts[id(result)])
         return result
 
-    def done(self, dispatch: Dispatch, now_s: float, took_s: float) -> None:
-        self._time("done", partial(super().done, dispatch, now_s, took_s))
+    def done(self, dispatch: Dispatch, now_s: float, took_s: float, waited_s: float = 0.0) -> None:
+        self._time("done", partial(super().done, dispatch, now_s, took_s, waited_s))
         each = (self._nexts.pop(id(dispatch)) + self.spent["done"][-1]) / len(dispatch.parts)
         self._share += [self._submits[part.query.payload] + each for part in dispatch.parts]
 

@@ -23,7 +23,11 @@ QUANTILES = (0.1, 0.5, 0.9, 0.99)
 
 @dataclass(frozen=True, slots=True)
 class LaneView:
-    """A lane. factor: current slowdown relative to the profile. used: busy share of the last two seconds."""
+    """A lane.
+
+    factor: current slowdown relative to the profile. used: busy share of the last two seconds. waiting: share
+        of that time in which it waited for a CPU that other programs used; measured for inline lanes.
+    """
 
     name: str
     device: str
@@ -32,6 +36,7 @@ class LaneView:
     breaker: str
     factor: float
     used: float
+    waiting: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +146,7 @@ def snapshot(state: RouterState, policy: Policy) -> RouterSnapshot:
                 lane.breaker.state.value,
                 lane.correction.factor,
                 lane.utilization,
+                lane.waiting,
             )
             for lane in state.lanes
         ),

@@ -175,12 +175,14 @@ class Router:
             self.policy.dispatched(state, choice.path, choice.rows)
         return dispatch_batch(state, lane_state, choice, now_s, is_copy)
 
-    def done(self, dispatch: Dispatch, now_s: float, took_s: float) -> None:
+    def done(self, dispatch: Dispatch, now_s: float, took_s: float, waited_s: float = 0.0) -> None:
         """Records an executed batch, corrects the lane's latency model and completes queries.
 
         A lost dispatch or a probe completes only unsettled queries that it contains as a whole.
 
         took_s: service time.
+        waited_s: seconds beside it in which an inline lane waited for a CPU that other programs used. They
+            tell nothing about the path's next batch, but how much of the lane's time there is.
         """
         state = self.state
         lane = state.lanes[dispatch.lane]
@@ -190,6 +192,7 @@ class Router:
         latency = state.paths[path].latency
         lane.last_done_s = now_s
         lane.busy_s += took_s
+        lane.waited_s += waited_s
         lane.mean_batch_rows += BATCH_ROWS_WEIGHT * (rows - lane.mean_batch_rows)
         if not dispatch.waits:
             lane.correction.observe(path, rows, took_s)

@@ -54,6 +54,13 @@ class Preemptions:
             i += 1
         return now_s + work_s
 
+    def within_s(self, begin_s: float, end_s: float) -> float:
+        """Returns for how many of the seconds from begin_s to end_s the core is unavailable."""
+        unavailable_s = 0.0
+        for i in range(bisect_right(self._ends, begin_s), bisect_right(self._begins, end_s)):
+            unavailable_s += min(self._ends[i], end_s) - max(self._begins[i], begin_s)
+        return unavailable_s
+
 
 def process_stops(faults: Iterable[Fault]) -> Preemptions:
     """Returns the spans in which the whole process including its lanes is stopped."""

@@ -303,7 +303,9 @@ class Simulator:
                     began_s = self._now_s
                     self._pass_time(service_s)
                     self._preempt()
-                    self._complete(dispatch, self._now_s - began_s)
+                    stopped_s = self._stops.within_s(began_s, self._now_s) if self._stops else 0.0
+                    took_s = service_s + stopped_s
+                    self._complete(dispatch, took_s, max(0.0, self._now_s - began_s - took_s))
                 else:
                     running[lane] = dispatch
                     self._number += 1
@@ -324,8 +326,9 @@ class Simulator:
         # as in the live server, the lane idles until the loop handles its completion
         self._complete(dispatch, self._now_s - dispatch.started_s)
 
-    def _complete(self, dispatch: Dispatch, took_s: float) -> None:
-        self.router.done(dispatch, self._now_s, took_s)
+    def _complete(self, dispatch: Dispatch, took_s: float, waited_s: float = 0.0) -> None:
+        """Reports a finished batch and answers its queries. waited_s: for the core, beside took_s."""
+        self.router.done(dispatch, self._now_s, took_s, waited_s)
         status = self._status
         for part in dispatch.parts:
             query = part.query

@@ -27,6 +27,7 @@ from polyrec.server.dispatch.parts import encode_parts, scatter
 from polyrec.server.errors import DeadlinePassed, Defect, NotReady
 from polyrec.server.lanes.lane import Executed, Lane, LaneDied
 from polyrec.server.lanes.tiered_runtime import BatchView
+from polyrec.server.priority import ThreadWaits
 from polyrec.server.tracing.trace import StageTimes, record_execution
 
 log = logging.getLogger("polyrec.dispatcher")
@@ -105,6 +106,7 @@ class Executor:
         self._control = control
         self._freed, self._deliver = freed, deliver
         self._defects = [0] * len(self._lanes)
+        self._waits = ThreadWaits()
         self._closed = False
         self._ended: list[tuple[int, ActiveDispatch]] = []
 
@@ -137,7 +139,10 @@ class Executor:
         """Executes the remaining groups of a dispatch, and records the CPU time spent on the event loop."""
         began_s = time.thread_time()
         self._execute_groups(lane, active)
-        self._control.executing_s += time.thread_time() - began_s
+        cpu_s = time.thread_time() - began_s
+        self._control.executing_s += cpu_s
+        if self._lanes[lane].kind == "inline":
+            active.waited_s += self._waits.within_s(active.ended_s - active.dispatch.started_s - cpu_s)
 
     def _execute_groups(self, lane: int, active: ActiveDispatch) -> None:
         """Encodes groups and hands them to the lane one by one; the dispatch ends after the last group.
@@ -253,7 +258,8 @@ class Executor:
             # exclude waiting for a CPU, which does not predict later batches and may predate this dispatch
             took_s = active.ended_s - dispatch.started_s - active.waited_s
             untypical = active.broken or not active.executed or took_s <= 0
-            self._router.done(dispatch, now_s, dispatch.median_s if untypical else took_s)
+            waited_s = active.waited_s if self._lanes[lane].kind == "inline" else 0.0
+            self._router.done(dispatch, now_s, dispatch.median_s if untypical else took_s, waited_s)
         self._freed(dispatch)
 
     def _scatter(

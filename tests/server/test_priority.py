@@ -27,3 +27,13 @@ def test_the_waits_between_two_calls_are_what_the_kernel_counted() -> None:
     total_s += waits.since_last_s()
     assert total_s >= end_s - high_s - 1e-9
     assert total_s == pytest.approx(end_s - low_s, abs=counted_s() - end_s + high_s - low_s + 1e-9)
+
+
+def test_of_a_pause_no_more_is_a_wait_than_the_kernel_counted() -> None:
+    low_s = counted_s()
+    waits = ThreadWaits()
+    for _ in range(20):
+        os.sched_yield()
+    assert waits.within_s(0.0) == 0.0
+    assert waits.within_s(1e9) <= counted_s() - low_s
+    assert waits.within_s(0.001) <= 0.001

@@ -90,18 +90,19 @@ def _completion_s(state: RouterState, rows: int, ahead: int, queries: int, execu
 def _inline_completion_s(state: RouterState, lane: LaneState, rows: int, ahead: int, queries: int) -> float:
     """Does the same for a single inline lane: whole batches with parsing in between, answers, a last batch.
 
-    The model has only the share of the event loop's time that other models leave, and reads its own requests
-    within that share.
+    The model has only the share of the event loop's time that other models and programs leave, and reads its
+    own requests within that share.
     """
     front, correction = state.front, lane.correction
     latency = state.paths[lane.fastest].latency
     merge_rows = lane.merge_rows[lane.fastest]
-    merged_s = latency.median[merge_rows] * correction.median[lane.fastest]
+    merged_s = latency.median[merge_rows] * correction.median[lane.fastest] / correction.stretch
     answers_s = queries * front.answer_s + ahead * front.answer_row_s
-    executing_share = max(lane.share - front.read_share, lane.share * (1 - MAX_READ_SHARE))
+    share = lane.available
+    executing_share = max(share - front.read_share, share * (1 - MAX_READ_SHARE))
 
     def end_s(batches: float, last_s: float) -> float:
-        return MARGIN * (batches * merged_s / executing_share + answers_s / lane.share) + last_s
+        return MARGIN * (batches * merged_s / executing_share + answers_s / share) + last_s
 
     batches, last_rows = divmod(ahead + rows, merge_rows)
     if not last_rows:

@@ -14,6 +14,9 @@ from polyrec.planner.routing.path_option import PathOption
 from polyrec.planner.routing.query import Dispatch, Part
 
 INF = float("inf")
+WAITING_MEMORY_S = 0.2
+"""Seconds at work over which the share of waiting is averaged."""
+MAX_WAITING = 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,15 +55,18 @@ class LaneState:
     last_done_s: time of its last completion.
     mean_batch_rows: recent mean.
     busy_s: busy seconds since the last tick.
-    utilization: recent share of time at work.
+    waited_s: beside them, seconds in which its batches waited for a CPU that other programs used; known only
+        for an inline lane.
+    utilization: recent share of time at work, also waiting.
     share: share of its time that other models leave (sharing/machine_time.py), 1 without other models.
+    waiting: recent share of that time in which it waited for a CPU.
     """
 
     __slots__ = (
         "alive", "breaker", "busy_s", "correction", "device", "due_s", "faster", "fastest", "free_s",
         "in_flight", "index", "inline", "large_options", "large_rows", "last_done_s", "max_rows",
         "mean_batch_rows", "merge_rows", "name", "options", "order", "others", "overdue_s", "paths", "rate",
-        "recheck_s", "share", "stranded", "utilization",
+        "recheck_s", "share", "stranded", "utilization", "waited_s", "waiting",
     )  # fmt: skip
 
     def __init__(
@@ -89,14 +95,19 @@ class LaneState:
         self.due_s = self.overdue_s = self.recheck_s = INF
         self.stranded: list[Part] = []
         self.last_done_s = 0.0
-        self.busy_s = 0.0
-        self.utilization = 0.0
+        self.busy_s = self.waited_s = 0.0
+        self.utilization = self.waiting = 0.0
         self.mean_batch_rows = 1.0
 
     @property
     def usable(self) -> bool:
         """Whether the lane is alive and its breaker is closed."""
         return self.alive and self.breaker.state is CLOSED
+
+    @property
+    def available(self) -> float:
+        """Share of the lane's time in which it can execute: what other models and other programs leave."""
+        return self.share * (1.0 - self.waiting)
 
     def options_for(self, rows: int) -> list[PathOption]:
         """Returns the options of a query with this many rows, by falling value."""
@@ -110,10 +121,17 @@ class LaneState:
         return now_s - batch.started_s
 
     def tick(self, now_s: float, passed_s: float, weight: float) -> None:
-        """Updates correction and utilization. weight: EWMA weight of the time since the last tick."""
-        self.utilization += weight * (min(1.0, self.busy_s / passed_s) - self.utilization)
+        """Updates correction, utilization, waiting. weight: EWMA weight of the time since the last tick."""
+        all_s = self.busy_s + self.waited_s
+        self.utilization += weight * (min(1.0, all_s / passed_s) - self.utilization)
+        if all_s > 0:
+            waiting = min(MAX_WAITING, self.waited_s / all_s)
+            self.waiting += min(1.0, all_s / WAITING_MEMORY_S) * (waiting - self.waiting)
+        else:
+            self.waiting -= weight * self.waiting
+        self.correction.stretch = 1 / (1 - self.waiting)
         self.correction.tick(now_s, passed_s, max(1, round(self.mean_batch_rows)))
-        self.busy_s = 0.0
+        self.busy_s = self.waited_s = 0.0
 
     def release(self, now_s: float) -> None:
         """Ends the running batch, which was completed or abandoned."""

@@ -38,8 +38,8 @@ class RowTimes:
     def elapsed_s(
         self, lane: LaneState, path: int, max_rows: int | None = None, sizes: Sequence[int] | None = None
     ) -> float:
-        """Returns elapsed seconds per row, which are more than `lane_s` if other models share the lane."""
-        return self.lane_s(lane, path, max_rows, sizes) / lane.share
+        """Returns elapsed seconds per row, which are more than `lane_s` if others use its time or core."""
+        return self.lane_s(lane, path, max_rows, sizes) / lane.available
 
     def rate(self, lane: LaneState) -> float:
         """Returns the rows/s of a lane that executes each query on the last of its options."""

@@ -67,9 +67,12 @@ def _bounded(value: float, most: float) -> float:
 class Correction:
     """Correction factors of one lane, by path index.
 
-    median, tail: factors on the profiled median and tail.
-    undisturbed: factor on the profiled median, with the smallest shift between the last two ticks.
+    median, tail: factors on the profiled median and tail, from the begin of a batch to its end.
+    undisturbed: factor on the profiled median, with the smallest shift between the last two ticks and without
+        waits for a CPU.
     cautious_tail: factor on the profiled tail for a batch that must not be late.
+    stretch: time from begin to end over time at work, as the lane may wait for a CPU. Set by the lane
+        before a tick; the other attributes follow.
     quickest: shortest observed service time over the profiled median; at most 1, as the profiler observed
         the median.
     """
@@ -78,12 +81,13 @@ class Correction:
         "_batches", "_begun_s", "_bias", "_biased", "_count", "_count_before",
         "_delay_before_s", "_delay_s", "_latencies", "_min_shift", "_recent", "_seen", "_shift", "_slowest",
         "_slowest_before", "_speeds", "_tail_bias", "_ticked_count", "_ticked_error", "_unproven", "_usual",
-        "cautious_tail", "median", "quickest", "tail", "undisturbed",
+        "cautious_tail", "median", "quickest", "stretch", "tail", "undisturbed",
     )  # fmt: skip
 
     def __init__(self, latencies: Sequence[LatencyTable]) -> None:
         """Starts without corrections. latencies: by path index."""
         paths = len(latencies)
+        self.stretch = 1.0
         self.median = [1.0] * paths
         self.undisturbed = [1.0] * paths
         self.tail = [1.0] * paths
@@ -185,7 +189,8 @@ class Correction:
         shift = self._shift
         shifted = biased * exp(shift) if shift else biased
         median = shifted if shifted * to_median < longest else longest / to_median
-        self.median[path] = median
+        stretch = self.stretch
+        self.median[path] = median * stretch
         tail = shifted * exp(self._tail_bias[path])
         cautious = (tail if tail < longest else longest) * sure
         if self._count[path] + self._count_before[path] >= ENOUGH:
@@ -196,8 +201,9 @@ class Correction:
             if slowest < cautious:
                 cautious = slowest
         median *= to_median
-        self.tail[path] = tail = median if longest < median else longest if longest < tail else tail
-        self.cautious_tail[path] = cautious if cautious > tail else tail
+        tail = median if longest < median else longest if longest < tail else tail
+        self.tail[path] = tail * stretch
+        self.cautious_tail[path] = (cautious if cautious > tail else tail) * stretch
 
     def tick(self, now_s: float, passed_s: float, rows: int) -> None:
         """Decays state that no batch has confirmed since the last tick, passed_s ago.
@@ -221,7 +227,7 @@ class Correction:
             self._tail_bias[path] *= kept_tail
             self._update(path)
             undisturbed = self._biased[path] * exp(min(self._shift, self._min_shift))
-            self.undisturbed[path] = min(self.median[path], undisturbed)
+            self.undisturbed[path] = min(self.median[path] / self.stretch, undisturbed)
         self._min_shift = self._shift
 
     def _follow_executed(self, passed_s: float, rows: int) -> None:
@@ -255,7 +261,7 @@ class Correction:
         self._min_shift = 0.0
         for path in range(len(self.median)):
             self._update(path)
-            self.undisturbed[path] = self.median[path]
+            self.undisturbed[path] = self.median[path] / self.stretch
 
     def _next_window(self) -> None:
         paths = len(self.median)

@@ -28,6 +28,7 @@ def test_work_takes_its_own_time_and_that_of_the_spans_it_meets(spans, start_s, 
     assert free.mean() * (done_s - start_s) == pytest.approx(work_s, abs=1e-2)
     assert held.free_s(start_s) >= start_s
     assert held.done_s(start_s, 0.0) == held.free_s(start_s)
+    assert held.within_s(start_s, done_s) == pytest.approx(done_s - start_s - work_s, abs=1e-9)
 
 
 def test_a_neighbor_takes_half_of_its_bursts_from_the_loop_and_a_stop_everything():

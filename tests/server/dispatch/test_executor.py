@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import threading
+import zlib
 from dataclasses import replace
 
 import pytest
@@ -10,6 +13,7 @@ import pytest
 from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.runtimes import open_runtime
 from polyrec.models.schema.batch import Batch
+from polyrec.planner.plan import LaneKind
 from polyrec.planner.routing.router_state import RouterState
 from polyrec.server.clock import clock
 from polyrec.server.dispatch.observer import ExecutedBatch
@@ -28,8 +32,12 @@ def _no_tick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class WaitingLane(InlineLane):
-    """A lane whose batches take SPENT_S longer, and that then reports a wait for a processor."""
+    """A lane whose batches take SPENT_S longer, and that then reports a wait for a processor.
 
+    The executor itself measures the waits of inline lanes.
+    """
+
+    kind: LaneKind = "thread"
     waited_s = 0.0
 
     def execute(self, path: str, batch: Batch, settle: Settle) -> None:
@@ -74,6 +82,41 @@ def test_a_wait_longer_than_the_batch_says_nothing_of_its_speed(bundle: Bundle, 
     state, _ = executed(bundle, ranking, 1e6)
     assert state.lanes[0].busy_s == pytest.approx(state.paths[0].latency.median[2])
     assert state.lanes[0].correction.quickest == [1.0]
+
+
+def test_waits_of_an_inline_lane_for_a_cpu_are_reported_beside_its_speed(
+    bundle: Bundle, ranking: Ranking
+) -> None:
+    """Another thread computes on the same core, without the interpreter's lock."""
+    if not os.path.exists("/proc/thread-self/schedstat"):
+        pytest.skip("this kernel does not count waits")
+    made, _ = dispatcher(bundle, InlineLane("cpu", {"table@cpu": open_runtime("torch", bundle)}), "inline")
+    lane, before, done = made.router.state.lanes[0], os.sched_getaffinity(0), threading.Event()
+
+    def compute() -> None:
+        data = bytes(1 << 16)
+        while not done.is_set():
+            zlib.crc32(data)
+
+    async def run() -> None:
+        for _ in range(20_000):
+            await submit(made, ranking("a", "b"))
+            if lane.waited_s > 0:
+                break
+
+    other = threading.Thread(target=compute)
+    begun_s = clock()
+    os.sched_setaffinity(0, {min(before)})
+    try:
+        other.start()
+        asyncio.run(run())
+    finally:
+        done.set()
+        other.join()
+        os.sched_setaffinity(0, before)
+        made.close()
+    assert lane.waited_s > 0
+    assert lane.busy_s + lane.waited_s <= clock() - begun_s
 
 
 class FullLane(InlineLane):

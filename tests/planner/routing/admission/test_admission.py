@@ -42,23 +42,63 @@ def test_a_query_admitted_to_a_single_inline_lane_is_in_time_without_further_arr
 
 
 @pytest.mark.parametrize("share", [0.3, 0.5, 0.8])
-def test_a_shared_inline_lane_admits_what_its_share_of_the_loop_executes(share):
-    """Other models execute batches of theirs between its own."""
+@pytest.mark.parametrize("others", ["models", "programs"])
+def test_an_inline_lane_admits_what_its_share_of_the_loop_executes(share, others):
+    """Other models execute batches of theirs between its own, or other programs use the core."""
     budget_s = 0.03
     admitted = {}
     for of in (share, 1.0):
         router = inline_router(1e-4, 0.0)
-        router.state.lanes[0].share = of
+        if others == "models":
+            router.state.lanes[0].share = of
+        else:
+            router.state.lanes[0].waiting = 1 - of
         router.tick(0.1)
         queries = [Query(20, 0.1, 0.1 + budget_s) for _ in range(2000)]
         admitted[of] = [q for q in queries if router.submit(q, 0.1) is None]
         now_s = 0.1
         while (dispatch := router.next(0, now_s)) is not None:
-            now_s += dispatch.median_s / of
-            router.done(dispatch, now_s, dispatch.median_s)
+            took_s = router.state.paths[dispatch.path].latency.median[dispatch.rows]
+            now_s += took_s / of
+            router.done(dispatch, now_s, took_s)
             now_s += len(dispatch.parts) * 5e-5 / of
         assert now_s <= 0.1 + budget_s
     assert 0.5 * share < len(admitted[share]) / len(admitted[1.0]) < 1.2 * share
+
+
+def test_waits_for_a_cpu_tell_how_much_of_a_core_there_is_and_not_how_fast_batches_are():
+    """Each batch waits several times as long as it takes."""
+    routers = {}
+    for waited_s in (0.0, 0.0005):
+        router = routers[waited_s] = inline_router(1e-4, 0.0)
+        latency = router.state.paths[router.state.lanes[0].fastest].latency
+        now_s = 0.0
+        for tick in range(1, 60):
+            while now_s < 0.1 * tick:
+                assert router.submit(Query(20, now_s, now_s + 0.05), now_s) is None
+                while (dispatch := router.next(0, now_s)) is not None:
+                    took_s = latency.median[dispatch.rows]
+                    now_s += took_s + waited_s
+                    router.done(dispatch, now_s, took_s, waited_s)
+            router.tick(now_s)
+    alone, beside = routers[0.0].state, routers[0.0005].state
+    lane = beside.lanes[0]
+    assert alone.lanes[0].waiting == 0
+    assert lane.waiting == pytest.approx(0.0005 / (latency.median[20] + 0.0005), rel=0.01)
+    assert lane.correction.undisturbed == pytest.approx(alone.lanes[0].correction.undisturbed, rel=1e-3)
+    stretched = [factor / (1 - lane.waiting) for factor in alone.lanes[0].correction.tail]
+    assert lane.correction.tail == pytest.approx(stretched, rel=1e-3)
+    assert beside.total_rate == pytest.approx(alone.total_rate * (1 - lane.waiting), rel=0.05)
+    assert lane.utilization == pytest.approx(1.0, rel=0.05)
+
+
+def test_a_core_that_had_nothing_to_do_is_soon_expected_to_be_free():
+    router = inline_router(1e-4, 0.0)
+    lane = router.state.lanes[0]
+    lane.waiting = 0.5
+    for tick in range(1, 101):
+        router.tick(0.1 * tick)
+    assert lane.waiting < 0.01
 
 
 def test_a_single_inline_lane_admits_more_than_a_stream_at_its_rate():
