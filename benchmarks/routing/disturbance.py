@@ -8,11 +8,13 @@ At rest: 10 requests/s for some seconds after a disturbance (the server's start,
 share of answers from the plan's best path from SETTLED_S after the disturbance on, the reasons of the others,
 and how many requests were rejected, expired or answered late.
 
-Neighbor: a process on the server's core computes for 50 ms and sleeps for 50 ms, in alternation, while
-requests arrive at a tenth of the capacity with a budget of 20 ms. Every static path and `priced` take turns
-on one server. Reports the share of lost requests (rejected, expired or late). Capacity is the rate that the
-cheapest static path answers in time at the best of RATES, without the neighbor. With --first, the server, the
-neighbor and the driver have priority over everything else on the machine.
+Neighbor: a process on the server's core computes for 50 ms and sleeps for 50 ms, in alternation (--busy-ms,
+--idle-ms), while requests arrive at a tenth of the capacity (--share, --rate) with a budget of 20 ms
+(--budget-ms).
+Every static path and `priced` take turns on one server. Reports the share of lost requests (rejected, expired
+or late). Capacity is the rate that the cheapest static path answers in time at the best of RATES, without the
+neighbor. With --first, the server, the neighbor and the driver have priority over everything else on the
+machine.
 """
 
 from __future__ import annotations
@@ -51,16 +53,17 @@ from polyrec.report.text import markdown_table
 
 RATE = 10.0
 BEFORE_S, SETTLED_S, STOP_S = 3.0, 5.0, 0.3
-SHARE, NEIGHBOR_BUDGET_S = 0.1, 0.020
 RATES = (500.0, 1000.0, 2000.0, 4000.0, 8000.0)
 """Requests/s to try; the capacity is the highest rate answered in time."""
 NEIGHBOR = """
-import time
+import sys, time
+busy_s, idle_s = map(float, sys.argv[1:])
 while True:
-    until = time.perf_counter() + 0.05
+    until = time.perf_counter() + busy_s
     while time.perf_counter() < until:
         pass
-    time.sleep(0.05)
+    if idle_s:
+        time.sleep(idle_s)
 """
 
 
@@ -145,10 +148,11 @@ def at_rest(plan: Plan, name: str, budget_s: float, seconds: float, source: Sour
 
 
 @contextmanager
-def neighbor() -> Iterator[None]:
-    """Uses half of the server's core, in bursts."""
+def neighbor(busy_s: float, idle_s: float) -> Iterator[None]:
+    """Wants the server's core for busy_s of every busy_s + idle_s."""
     process = subprocess.Popen(
-        [sys.executable, "-c", NEIGHBOR], preexec_fn=lambda: os.sched_setaffinity(0, {SERVER_CORE})
+        [sys.executable, "-c", NEIGHBOR, str(busy_s), str(idle_s)],
+        preexec_fn=lambda: os.sched_setaffinity(0, {SERVER_CORE}),
     )
     try:
         yield
@@ -157,26 +161,27 @@ def neighbor() -> Iterator[None]:
         process.wait()
 
 
-def beside(plan: Plan, seconds: float, repeats: int, source: Source) -> tuple[float, list[Figures]]:
+def beside(plan: Plan, source: Source, args: argparse.Namespace) -> tuple[float, list[Figures]]:
     """Returns the capacity in requests/s, and every policy's figures beside the neighbor, in turns."""
+    budget_s, seconds, repeats = args.budget_ms / 1e3, args.seconds, args.repeats
     static = [f"static:{path.name}" for path in plan.paths]
     found = []
     with PolicyServer(plan, (*static, "priced"), {SERVER_CORE}, {}) as server:
         best = best_path(server.url)
         capacity = 0.0
-        for policy in static:
+        for policy in static if args.rate is None else ():
             server.set_policy(policy)
             for rate in RATES:
-                outcome = send_load(server.url, source, rate, 1.0, NEIGHBOR_BUDGET_S, 0)
+                outcome = send_load(server.url, source, rate, 1.0, budget_s, 0)
                 capacity = max(capacity, float((outcome.fate == Fate.OK).sum()) / outcome.seconds)
         time.sleep(2.0)
-        with neighbor():
+        with neighbor(args.busy_ms / 1e3, args.idle_ms / 1e3):
             for turn in range(repeats):
                 for policy in server.policies:
                     server.set_policy(policy)
-                    rate = SHARE * capacity
-                    send_load(server.url, source, rate, 1.0, NEIGHBOR_BUDGET_S, 1000 + turn)
-                    outcome = send_load(server.url, source, rate, seconds, NEIGHBOR_BUDGET_S, turn)
+                    rate = args.rate or args.share * capacity
+                    send_load(server.url, source, rate, 1.0, budget_s, 1000 + turn)
+                    outcome = send_load(server.url, source, rate, seconds, budget_s, turn)
                     one: Figures = {"policy": policy, "requests": outcome.due_s.size, "rate": round(rate, 1)}
                     one["lost"] = round(float((outcome.fate != Fate.OK).mean()), 5)
                     one |= {"fates": count_fates(outcome), "best": round(share_of(outcome, best), 4)}
@@ -219,7 +224,7 @@ def measured(plan: Plan, source: Source, budget_s: float, args: argparse.Namespa
         head = ["at rest, after", "best path", "other answers", "not answered in time", "p50 ms"]
         print(*markdown_table(head, rows), sep="\n")
     if args.only != "rest":
-        capacity, found = beside(plan, args.seconds, args.repeats, source)
+        capacity, found = beside(plan, source, args)
         rate = found[0]["rate"]
         document["neighbor"] = {"capacity": round(capacity, 1), "rate": rate, "lost": verdict(found)}
         document["neighbor"]["turns"] = found
@@ -227,7 +232,8 @@ def measured(plan: Plan, source: Source, budget_s: float, args: argparse.Namespa
         for policy, lost_share in verdict(found).items():
             best = mean(each["best"] for each in found if each["policy"] == policy)
             rows.append([policy, f"{lost_share:.2%}", f"{best:.1%}"])
-        print(f"\nBeside a neighbor, {rate:,.0f} requests/s of a capacity of {capacity:,.0f}\n")
+        of = "" if args.rate else f" of a capacity of {capacity:,.0f}"
+        print(f"\nBeside a neighbor, {rate:,.0f} requests/s{of}\n")
         print(*markdown_table(["policy", "lost", "answers by the best path"], rows), sep="\n")
     return document
 
@@ -238,6 +244,11 @@ def main() -> None:
     parser.add_argument("--data", help="rows of requests; without, they are made up from the bundle")
     parser.add_argument("--seconds", type=float, default=10.0, help="of a measurement (10)")
     parser.add_argument("--repeats", type=int, default=3, help="of each case (3)")
+    parser.add_argument("--busy-ms", type=float, default=50.0, help="of the neighbor (50)")
+    parser.add_argument("--idle-ms", type=float, default=50.0, help="of the neighbor (50)")
+    parser.add_argument("--rate", type=float, help="requests/s beside it, instead of a share of the capacity")
+    parser.add_argument("--share", type=float, default=0.1, help="of the capacity, beside it (0.1)")
+    parser.add_argument("--budget-ms", type=float, default=20.0, help="beside it (20)")
     parser.add_argument("--only", choices=["rest", "neighbor"])
     parser.add_argument("--first", action="store_true", help="run before all others: nice -20 (needs root)")
     parser.add_argument("--json", type=Path)

@@ -40,6 +40,8 @@ VALUE_TOLERANCE = 1e-6
 INF = float("inf")
 MIN_FIXED_COSTS = 2.0
 """A limited batch may take at least this many times a batch of one row."""
+CROWDED = 0.95
+"""Utilization from which on rejections are unavoidable."""
 BATCH_SHARE = 0.4
 """Maximum share of the usual budget that a merged batch may take, since it delays all later arrivals."""
 
@@ -318,6 +320,11 @@ class RouterState:
                 if is_worth_its_time and other.device != lane.device:
                     rate = 1 / self.row_times.elapsed_s(other, other.order[0])
                 lane.faster.append(FasterLane(other, rate))
+
+    @property
+    def crowded(self) -> bool:
+        """Whether about as much arrives as the lanes can execute, or more."""
+        return self.utilization >= CROWDED
 
     def is_possible(self, rows: int, budget_s: float, best_only: bool = False) -> bool:
         """Whether a query alone on the server meets its budget, on the fastest path that it allows.

@@ -107,6 +107,11 @@ class Dispatcher:
         """Whether this reading round has rejected a request, so that `reject_early` may reject others."""
         return self.router.overloaded
 
+    @property
+    def crowded(self) -> bool:
+        """Whether about as much arrives as the lanes can execute, or more."""
+        return self.router.state.crowded
+
     def reject_early(
         self, arrival_s: float, budget_s: float, rows: int | None, now_s: float
     ) -> Rejection | None:

@@ -28,14 +28,18 @@ class Arrival(NamedTuple):
     likely_s: float
     between_s: float
 
-    def budget_start_s(self, budget_s: float, now_s: float) -> float:
-        """Returns the earliest arrival, or the likely one if the earliest would leave no budget.
+    def budget_start_s(self, budget_s: float, now_s: float, crowded: bool) -> float:
+        """Returns the likely arrival, or the earliest one if `crowded` and that leaves any budget.
 
-        The earliest arrival alone would reject everything read after a pause longer than the budget, although
+        Past capacity somebody must be rejected, and answers that may be late are no gain. Below it, the
+        earliest arrival would reject for nothing what was read after a pause, such as one in which another
+        program had the core. After a pause longer than the budget it would reject everything, although
         requests that arrived at the end of the pause are in time. A budget shorter than the mean time between
         arrivals begins now, since the estimate is not that precise.
+
+        crowded: whether about as much arrives as can be answered (`RouterState.crowded`).
         """
-        if now_s - self.earliest_s < budget_s:
+        if crowded and now_s - self.earliest_s < budget_s:
             return self.earliest_s
         if budget_s < self.between_s:
             return now_s

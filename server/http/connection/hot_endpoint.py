@@ -66,8 +66,8 @@ class HotEndpoint:
         if budget_s is None or size > serving.max_body_bytes:
             return None
         now_s = clock()
-        arrival_s = now_s if arrival is None else arrival.budget_start_s(budget_s, now_s)
         dispatcher = serving.dispatcher
+        arrival_s = now_s if arrival is None else arrival.budget_start_s(budget_s, now_s, dispatcher.crowded)
         is_late = arrival_s + budget_s <= now_s
         if not (is_late or dispatcher.overloaded):
             return None
