@@ -218,7 +218,8 @@ def binomial_tail(events: int, trials: int, share: float) -> float:
         log_ways = math.lgamma(trials + 1) - math.lgamma(k + 1) - math.lgamma(trials - k + 1)
         term = math.exp(log_ways + k * logs[0] + (trials - k) * logs[1])
         total += term
-        if k > trials * share and term < 1e-9 * total:
+        # terms only fall from here on, also from 0, as far in the tail
+        if k > trials * share and term <= 1e-9 * total:
             break
     return min(1.0, total)
 
@@ -230,7 +231,10 @@ def exceeds(events: int, trials: int, allowed: float) -> bool:
 
 def holds(events: int, trials: int, allowed: float) -> bool:
     """Returns whether the share of events is shown to be at most the allowed share."""
-    return trials > 0 and 1 - binomial_tail(events + 1, trials, allowed) < PROMOTE_CHANCE
+    if allowed >= 1:
+        return trials > 0
+    # by the tail of the other requests, whose terms vanish soon; the opposite sum may have 100,000 terms
+    return trials > 0 and binomial_tail(trials - events, trials, 1 - allowed) < PROMOTE_CHANCE
 
 
 def _exceeded_bound(figures: RolloutFigures, bounds: RolloutBounds) -> str | None:

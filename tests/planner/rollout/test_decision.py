@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.stats import binom
@@ -12,6 +15,7 @@ from scipy.stats import binom
 from polyrec.planner.rollout.arm_sums import ArmRecords
 from polyrec.planner.rollout.comparison import GROUPS, SPAN_S, Comparison, ComparisonFigures
 from polyrec.planner.rollout.decision import (
+    PROMOTE_CHANCE,
     RolloutBounds,
     RolloutDecision,
     binomial_tail,
@@ -176,6 +180,12 @@ def test_promotion_needs_age_requests_and_proof() -> None:
     assert "not shown yet: at most 1.00% failures (0 of 210)" in decided(records(210), bounds=bounds).reason
 
 
+def test_a_canary_as_late_as_a_version_that_is_always_late_is_promoted() -> None:
+    bounds = RolloutBounds(promote_after_s=30)
+    stable = records(4000, late=4000, seed=1)
+    assert decided(records(3000, late=3000), stable, bounds=bounds).verdict == "promote"
+
+
 def test_a_shift_of_scores_that_may_exceed_the_bound_is_not_promoted_and_says_by_how_much() -> None:
     canary = records(3000, shift=0.3)
     low, high = (getattr(decided(canary).figures, name) for name in ("psi_low", "psi_high"))
@@ -275,6 +285,39 @@ def test_the_tail_is_the_binomial_distributions(of: int, share: float, data: st.
     assert binomial_tail(found, of, share) == pytest.approx(
         binom.sf(found - 1, of, share), rel=1e-6, abs=1e-12
     )
+
+
+@given(of=st.integers(0, 400), share=st.floats(1e-4, 1.5), data=st.data())
+def test_a_share_is_shown_to_hold_if_so_few_events_would_be_rare_at_it(
+    of: int, share: float, data: st.DataObject
+) -> None:
+    found = data.draw(st.integers(0, of))
+    chance = binom.cdf(found, of, share) if share < 1 else 0.0
+    assume(abs(chance - PROMOTE_CHANCE) > 1e-9)
+    assert holds(found, of, share) == (of > 0 and chance < PROMOTE_CHANCE)
+
+
+@pytest.mark.parametrize(
+    ("judge", "found", "of", "share"),
+    [(exceeds, 50_000, 100_000, 0.01), (holds, 0, 100_000, 0.5), (holds, 49_000, 100_000, 0.5)],
+)
+def test_shares_of_many_requests_are_judged_in_few_steps(
+    judge: Callable[[int, int, float], bool],
+    found: int,
+    of: int,
+    share: float,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On the event loop, every second: 100,000 steps held it for tens of milliseconds."""
+    steps, lgamma = [], math.lgamma
+
+    def counted(x: float) -> float:
+        steps.append(x)
+        return lgamma(x)
+
+    monkeypatch.setattr(math, "lgamma", counted)
+    assert judge(found, of, share)
+    assert len(steps) < 10_000
 
 
 def test_without_requests_there_are_no_figures() -> None:
