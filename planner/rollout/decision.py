@@ -310,8 +310,8 @@ def _missing_evidence(
     allowed = _share(stable.late, stable.requests) + bounds.max_late
     if not holds(canary.late, answered, allowed):
         return f"not shown yet: at most {allowed:.2%} late answers ({canary.late} of {answered})"
-    if _share(figures.slow, answered) > SLOW_SHARE:
-        return "more answers than allowed are slow, but chance may explain it"
+    if not holds(figures.slow, answered, SLOW_SHARE):
+        return f"not shown yet: at most {SLOW_SHARE:.0%} slow answers ({figures.slow} of {answered})"
     if figures.psi_high is None or figures.psi_high > bounds.max_psi:
         seen = "unknown" if figures.psi_high is None else f"up to {figures.psi_high:.3f}"
         return f"not shown yet: scores whose PSI beyond chance is at most {bounds.max_psi:g} ({seen})"

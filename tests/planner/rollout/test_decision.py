@@ -180,6 +180,16 @@ def test_promotion_needs_age_requests_and_proof() -> None:
     assert "not shown yet: at most 1.00% failures (0 of 210)" in decided(records(210), bounds=bounds).reason
 
 
+def test_slow_answers_that_may_be_more_than_allowed_are_not_promoted() -> None:
+    bounds = RolloutBounds(promote_after_s=30)
+    for slow, verdict in ((100, "promote"), (140, "continue")):
+        canary = records(3000)
+        canary.took_s[:slow] = [1.0] * slow
+        decision = decided(canary, bounds=bounds)
+        assert decision.verdict == verdict
+    assert decision.reason == "not shown yet: at most 5% slow answers (140 of 3000)"
+
+
 def test_a_canary_as_late_as_a_version_that_is_always_late_is_promoted() -> None:
     bounds = RolloutBounds(promote_after_s=30)
     stable = records(4000, late=4000, seed=1)
