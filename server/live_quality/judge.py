@@ -23,7 +23,7 @@ from polyrec.models.schema.batch import F32
 from polyrec.models.schema.encoder import Encoder
 from polyrec.server.codecs.json_rows import JsonDecoder
 from polyrec.server.errors import RequestError
-from polyrec.server.live_quality.labels import NEVER, OPERATOR
+from polyrec.server.live_quality.labels import ALWAYS, NEVER, OPERATOR
 from polyrec.server.live_quality.report import (
     CanaryReport,
     PathReport,
@@ -63,7 +63,7 @@ class Judge:
         )
         self._window: deque[ScoredRequest] = deque()
         self._disputed = self._invalid = self._differing = 0
-        self._positives = self._late = 0
+        self._timed_positives = self._late = 0
 
     def round(self, now_s: float) -> Report:
         """Scores newly sampled requests, and estimates the window's quality. Raises PolyrecError."""
@@ -135,8 +135,9 @@ class Judge:
         self._compare(request, scores)
         positive = (labels.values > POSITIVE) & (labels.given_us != NEVER)
         late_us = labels.at_us + 1e6 * (1 - LATE_SHARE) * self._sampler.window_s
-        self._positives += int(positive.sum())
-        self._late += int((positive & (labels.given_us > late_us)).sum())
+        timed = positive & (labels.given_us != ALWAYS)
+        self._timed_positives += int(timed.sum())
+        self._late += int((timed & (labels.given_us > late_us)).sum())
         client = next(iter(labels.clients), None)
         return ScoredRequest(labels.at_us / 1e6, client, labels.binary, every)
 
@@ -153,7 +154,7 @@ class Judge:
             disputed=self._disputed + self._sampler.repeated,
             invalid=self._invalid,
             differing=self._differing,
-            late_positives=self._late / self._positives if self._positives else None,
+            late_positives=self._late / self._timed_positives if self._timed_positives else None,
             reference=self._settings.reference,
         )
         if found is None:

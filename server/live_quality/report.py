@@ -54,10 +54,11 @@ class Report(Strict):
     that has labels, None if none has; all Unix time in seconds. final_after_s: time from an answer until it
     is judged.
     paths: by name. served: metrics of the logged answers, by whichever path. reference: the path that
-    `difference` compares with. late_positives: share of the positives that came in the last tenth of the
-    window. disputed: requests omitted because several clients labeled them or another request has their id.
-    invalid: requests omitted because they could not be parsed again. differing: requests that the answering
-    path now scores differently. trial: a rollout's canary. error: why there are no figures.
+    `difference` compares with. late_positives: share of the positives with a time that came in the last
+    tenth of the window. disputed: requests omitted because several clients labeled them or another
+    request has their id. invalid: requests omitted because they could not be parsed again. differing:
+    requests that the answering path now scores differently. trial: a rollout's canary. error: why there
+    are no figures.
     """
 
     at_s: float

@@ -11,7 +11,7 @@ import pytest
 
 from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.data.parquet import parquet_files
-from polyrec.models.data.prediction_log import REQUESTS, SCORES
+from polyrec.models.data.prediction_log import FEEDBACK, REQUESTS, SCORES
 from polyrec.models.errors import PolyrecError
 from polyrec.models.evaluation.live import ScoredRequest
 from polyrec.models.evaluation.metrics import evaluate
@@ -182,6 +182,20 @@ def test_positives_late_in_the_window_are_counted(
         log_folder.label(f"r{i}", [0], [1], after_s=after_s)
     log_folder.write()
     assert Judge(judge_settings, unpaced).round(log_folder.final_s).late_positives == 0.25
+
+
+def test_positives_of_files_without_times_are_not_late(
+    log_folder: LogFolder, judge_settings: JudgeSettings, requests: list[Request]
+) -> None:
+    for i in range(3):
+        log_folder.add(requests[i], f"r{i}")
+    log_folder.label("r0", [0], [1], after_s=WINDOW_S - 1)
+    log_folder.label("r1", [0], [1])
+    log_folder.write()
+    table = pa.table({"request_id": ["r2"], "row": [0], "label": [1.0]})
+    pq.write_table(table, log_folder.folder / FEEDBACK / "orders.parquet")
+    report = Judge(judge_settings, unpaced).round(log_folder.final_s)
+    assert (report.positives, report.late_positives) == (3, 0.5)
 
 
 def test_path_that_scores_differently_than_it_answered_is_counted(
