@@ -152,9 +152,10 @@ def remove_old(folder: Path, keep_h: float, max_bytes: int | None, now_s: float)
     def trim(hour: Path, min_files: int, limit: float) -> None:
         """Removes an hour's oldest files while it has more than `limit` bytes, but keeps `min_files`."""
         nonlocal total
-        for _, size, file in files[hour][: len(files[hour]) - min_files]:
+        while len(files[hour]) > min_files:
             if max_bytes is None or total <= max_bytes or sizes[hour] <= limit:
                 break
+            _, size, file = files[hour].pop(0)
             file.unlink(missing_ok=True)
             total -= size
             sizes[hour] -= size

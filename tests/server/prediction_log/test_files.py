@@ -187,3 +187,17 @@ def test_an_hour_that_grows_fast_keeps_earlier_ones(tmp_path: Path) -> None:
     assert all(file.exists() for file in earlier)
     left = sum(file.stat().st_size for file in (tmp_path / FEEDBACK).rglob("*.parquet"))
     assert max_bytes / 2 < left <= max_bytes
+
+
+def test_files_of_an_hour_that_was_trimmed_count_once(tmp_path: Path) -> None:
+    """A clock that was ahead left hours that have not ended, each with more than its share."""
+    files = label_files(tmp_path)
+    for hour in range(3, 9):
+        for row in range(4):
+            files.add([label(hour, row)])
+            files.flush()
+    sizes = [file.stat().st_size for file in (tmp_path / FEEDBACK).rglob("*.parquet")]
+    max_bytes = sum(sizes) // 3
+    remove_old(tmp_path, 100, max_bytes, NOON_S + 3.2 * 3600)
+    left = sum(file.stat().st_size for file in (tmp_path / FEEDBACK).rglob("*.parquet"))
+    assert max_bytes / 2 < left <= max_bytes
