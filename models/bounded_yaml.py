@@ -1,7 +1,8 @@
 """Parses YAML of plain data at a bounded cost, by limiting its size, depth and number of values.
 
 A few hundred bytes of aliases and merge keys (`<<`) may expand to billions of values ("billion laughs"). So
-values are counted while a document is composed, and an alias counts as the values that it expands to.
+values are counted while a document is composed, and an alias counts as the values that it expands to. A key
+that is written twice in one mapping is refused: of the two, YAML would silently use the last.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ MAX_BYTES = 2**20
 MAX_VALUES = 20_000
 """Maximum scalars, lists and mappings, aliases expanded; parsing them takes at most about a second."""
 MAX_DEPTH = 32
+MERGE = "tag:yaml.org,2002:merge"
 
 
 class UnboundedYaml(yaml.YAMLError):
@@ -54,6 +56,18 @@ class _Loader(yaml.SafeLoader):
             self._count(1)
             self._complete.add(id(node))
             self._values_of[id(node)] = self._values - before
+        return node
+
+    def compose_mapping_node(self, anchor: dict[Any, yaml.Node]) -> yaml.MappingNode:
+        """Composes a mapping. Raises a YAMLError if a key is written twice."""
+        node = super().compose_mapping_node(anchor)
+        seen: set[tuple[str, str]] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.tag != MERGE:
+                if (key.tag, key.value) in seen:
+                    line = key.start_mark.line + 1
+                    raise yaml.YAMLError(f"line {line}: the key {key.value!r} is written twice")
+                seen.add((key.tag, key.value))
         return node
 
     def _count(self, values: int) -> None:

@@ -47,6 +47,7 @@ def test_written_updates_are_read(read: Read, tmp_path: Path) -> None:
         (read_yaml, b"a: [", "thing 'x' is not YAML: "),
         (read_yaml, b"", "thing 'x': the file must be a mapping, not NoneType"),
         (read_yaml, b"\xff", "thing 'x' is not YAML: it is not text in UTF-8"),
+        (read_yaml, b"a: {b: 1}\nb: 2\nb: 2", "thing 'x' is not YAML: line 3: the key 'b' is written twice"),
         (read_yaml, b"a: &a [*a]", "cannot read thing 'x': an alias stands inside what it names"),
         (read_yaml, b"[" * 10_000, "cannot read thing 'x': it is nested more than 32 deep"),
         (read_yaml, b"a: [" + b"1," * 20_000 + b"]", "cannot read thing 'x': it has more than 20000 values"),
@@ -237,3 +238,9 @@ def test_aliases_and_merge_keys_count_as_their_expansion(tmp_path: Path) -> None
             read_yaml(file, "bomb", DataError)
     file.write_text(merge_bomb(2) + "\nb: [&x {y: 2}, *x]")
     assert read_yaml(file, "small", DataError)["b"] == [{"y": 2}, {"y": 2}]
+
+
+def test_a_key_may_replace_one_that_is_merged(tmp_path: Path) -> None:
+    file = tmp_path / "merged.yaml"
+    file.write_text("a: &a {x: 1, y: 2}\nb: {<<: *a, x: 3}\nc: {<<: *a, x: 4}")
+    assert read_yaml(file, "merged", DataError)["b"] == {"x": 3, "y": 2}
