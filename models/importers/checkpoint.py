@@ -33,6 +33,11 @@ BESIDE = frozenset({"v_W_l"})
 WRAPPERS = frozenset({"module", "_orig_mod", "_dmp_wrapped_module"})
 STATE_DICT_KEYS = ("state_dict", "model_state_dict", "model")
 SAVE_COMMAND = "torch.save(model.state_dict(), FILE)"
+GATHER_COMMAND = (
+    'torch.save({k: v.full_tensor() if hasattr(v, "full_tensor") else v '
+    "for k, v in model.state_dict().items()}, FILE)"
+)
+"""Makes whole tensors of the shards of a distributed run (DTensor), on all its processes."""
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 _NUMPY = (
@@ -101,6 +106,8 @@ class CheckpointWeights:
         if name not in self._left:
             raise self.error(f"{name} is missing")
         tensor = self._left.pop(name)
+        if hasattr(tensor, "full_tensor"):
+            raise self.error(f"{name} is a shard (DTensor); gather the weights: {GATHER_COMMAND}")
         if not isinstance(tensor, Tensor) or tensor.layout != torch.strided or tensor.device.type != "cpu":
             raise self.error(
                 f"{name} is not a plain tensor (sharded, sparse or without data?); gather the weights: "
@@ -216,6 +223,11 @@ def _load(file: Path) -> object:
         raise CheckpointError(f"checkpoint '{file}' cannot be read: {e.strerror or e}") from None
     except Exception as e:  # a damaged or hostile file makes torch raise almost anything
         blocked = _BLOCKED.search(str(e))
+        if blocked is None and "DTensor" in str(e):
+            raise CheckpointError(
+                f"checkpoint '{file}' holds shards of a distributed run (DTensor); gather the weights: "
+                f"{GATHER_COMMAND}"
+            ) from None
         if blocked is None:
             raise CheckpointError(
                 f"'{file}' is damaged, or not a file of weights as torch.save writes it ({type(e).__name__})"

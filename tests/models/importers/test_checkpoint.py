@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import os
 import pickle
+import subprocess
+import sys
 import tarfile
 import zipfile
 from collections import OrderedDict
@@ -192,6 +194,25 @@ def test_only_plain_finite_floats_are_weights(tensor: Tensor, offense: str, file
     with pytest.raises(CheckpointError) as error:
         read_weights(file, "dlrm").take("emb_l.0.weight", 2)
     assert f"emb_l.0.weight {offense}" in str(error.value)
+
+
+def test_shards_of_a_distributed_run_are_to_be_gathered(file: Path) -> None:
+    from torch import distributed
+    from torch.distributed.tensor import distribute_tensor
+
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        mesh = distributed.init_device_mesh("cpu", (1,))
+        torch.save({"emb_l.0.weight": distribute_tensor(torch.ones(4, 2), mesh)}, file)
+    finally:
+        distributed.destroy_process_group()
+    with pytest.raises(CheckpointError, match=r"emb_l\.0\.weight is a shard \(DTensor\).*full_tensor\(\)"):
+        read_weights(file, "dlrm").take("emb_l.0.weight", 2)
+    # torch refuses them in a process that has not imported torch.distributed.tensor
+    read = f"from polyrec.models.importers.checkpoint import *; read_weights({str(file)!r}, 'dlrm')"
+    said = subprocess.run([sys.executable, "-c", read], capture_output=True, text=True).stderr
+    assert "holds shards of a distributed run (DTensor)" in said
+    assert "full_tensor()" in said
 
 
 def test_a_weight_may_be_a_view_or_a_parameter(file: Path) -> None:
