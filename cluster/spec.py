@@ -12,9 +12,10 @@ from pydantic import Field, model_validator
 from polyrec.models.errors import PolyrecError
 from polyrec.models.files import Strict
 from polyrec.planner.fleet.autoscaling import TARGET_DEMAND
+from polyrec.planner.fleet.provisioning.description import NodeName
 from polyrec.planner.plan import Plan
 
-GroupName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$", max_length=40)]
+GroupName = NodeName
 Ingress = Literal["balancer", "ray", "ray-haproxy"]
 DEFAULT_GROUP = "default"
 
@@ -109,15 +110,17 @@ def plan_resources(plan: Plan) -> dict[str, float]:
 
 
 def fleet_replicas(file: Path, hour: int | None) -> Mapping[str, int]:
-    """Returns the nodes of each type in a fleet plan, for one hour or the maximum. Raises ClusterError."""
+    """Returns the nodes of each type in a fleet plan, for one hour or the maximum, which may be 0.
+
+    Raises ClusterError.
+    """
     try:
         by_type: Mapping[str, list[int]] = json.loads(file.read_text())["nodes_by_type"]
         hours = {len(counts) for counts in by_type.values()}
         if hour is not None and not all(0 <= hour < n for n in hours):
             raise ClusterError(f"fleet plan '{file}' has {max(hours, default=0)} hours, the first is 0")
-        found = {k: max(v) if hour is None else v[hour] for k, v in by_type.items()}
+        return {k: max(v) if hour is None else v[hour] for k, v in by_type.items()}
     except OSError as e:
         raise ClusterError(f"fleet plan '{file}': {e.strerror}") from None
     except (ValueError, KeyError, TypeError, AttributeError):
         raise ClusterError(f"'{file}' is not a fleet plan; `polyrec plan --fleet` writes one") from None
-    return {name: n for name, n in found.items() if n}

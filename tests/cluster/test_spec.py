@@ -29,8 +29,8 @@ def test_a_server_occupies_a_cpu_for_each_lane_there_and_its_gpus() -> None:
 def test_a_fleet_plan_gives_replicas_by_type_of_node(tmp_path: Path) -> None:
     file = tmp_path / "fleet.json"
     file.write_text(json.dumps({"nodes_by_type": {"cpu8": [3, 5], "gpu": [1, 0], "spot": [0, 0]}}))
-    assert fleet_replicas(file, None) == {"cpu8": 5, "gpu": 1}
-    assert fleet_replicas(file, 1) == {"cpu8": 5}
+    assert fleet_replicas(file, None) == {"cpu8": 5, "gpu": 1, "spot": 0}
+    assert fleet_replicas(file, 1) == {"cpu8": 5, "gpu": 0, "spot": 0}
     with pytest.raises(ClusterError, match="2 hours"):
         fleet_replicas(file, 2)
     file.write_text("{}")

@@ -17,6 +17,8 @@ from polyrec.planner.plan import BudgetMs
 from polyrec.planner.traffic import Sizes
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$", max_length=64)]
+NodeName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=64)]
+"""Name of a node type, and so of a group of replicas (`polyrec cluster`)."""
 Price = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Rate = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
 MAX_STEPS = 24 * 7
@@ -35,7 +37,7 @@ class NodeType(Strict):
     withdrawn at once.
     """
 
-    name: Name
+    name: NodeName
     machine: str | None = None
     price_per_hour: Price | None = None
     most: Annotated[int, Field(ge=0)] | None = None

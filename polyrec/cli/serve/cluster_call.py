@@ -71,17 +71,21 @@ def run_call(args: argparse.Namespace) -> int:
 
 def cluster_spec(args: argparse.Namespace) -> ClusterSpec:
     """Builds the spec from the arguments of `up`. Raises PolyrecError."""
-    plans = dict(typed_file(text) for text in args.plan)
+    for flag, given, needed, there in (
+        ("--hour", args.hour, "--fleet-plan", args.fleet_plan),
+        ("--target-demand", args.target_demand, "--autoscale", args.autoscale),
+        ("--worth", args.worth, "--autoscale", args.autoscale),
+    ):
+        if given is not None and there is None:
+            raise ClusterError(f"{flag} needs {needed}")
     if args.fleet_plan is None:
-        if list(plans) != [None]:
+        typed = [typed_file(text) for text in args.plan]
+        if len(typed) > 1 or typed[0][0] is not None:
             raise ClusterError("give one --plan FILE; TYPE=FILE is for --fleet-plan")
         counts: Mapping[str, int] = {DEFAULT_GROUP: args.replicas or 1}
-        plans = {DEFAULT_GROUP: plans[None]}
+        plans = {DEFAULT_GROUP: typed[0][1]}
     else:
-        counts = fleet_replicas(Path(args.fleet_plan), args.hour)
-        missing = sorted(counts.keys() - plans.keys())
-        if missing:
-            raise ClusterError(f"the fleet plan has nodes '{missing[0]}'; give --plan {missing[0]}=FILE")
+        counts, plans = fleet_groups(args)
     settings = dict(named(text, "--set") for text in args.set)
     groups = []
     for name, replicas in counts.items():
@@ -106,6 +110,29 @@ def cluster_spec(args: argparse.Namespace) -> ClusterSpec:
         groups.append(validate_as(GroupSpec, group, f"group '{name}'", ClusterError))
     whole = {"host": args.host, "port": args.port, "ingress": args.way, "groups": tuple(groups)}
     return validate_as(ClusterSpec, whole, "the cluster", ClusterError)
+
+
+def fleet_groups(args: argparse.Namespace) -> tuple[dict[str, int], dict[str, Path]]:
+    """Returns the replicas and the plan file of each type of the fleet plan. Raises ClusterError."""
+    counts = fleet_replicas(Path(args.fleet_plan), args.hour)
+    plans: dict[str, Path] = {}
+    for text in args.plan:
+        name, file = typed_file(text)
+        if name is None:
+            raise ClusterError(f"--plan {text}: with --fleet-plan, write TYPE=FILE")
+        if name in plans:
+            raise ClusterError(f"--plan {name}= is given twice")
+        if name not in counts:
+            known = ", ".join(f"'{one}'" for one in counts)
+            raise ClusterError(f"--plan {text}: the fleet plan has no nodes '{name}', but {known or 'none'}")
+        plans[name] = file
+    found = {name: n for name, n in counts.items() if n}
+    if not found:
+        when = "" if args.hour is None else f" in hour {args.hour}"
+        raise ClusterError(f"fleet plan '{args.fleet_plan}' has no nodes{when}")
+    if missing := [name for name in found if name not in plans]:
+        raise ClusterError(f"the fleet plan has nodes '{missing[0]}'; give --plan {missing[0]}=FILE")
+    return found, plans
 
 
 def typed_file(text: str) -> tuple[str | None, Path]:

@@ -11,7 +11,7 @@ import pytest
 
 from polyrec.cli.main import build_parser, main
 from polyrec.cli.serve.cluster_call import awaited, cluster_spec, lines, report_waiting
-from polyrec.cluster.spec import Autoscale, ClusterSpec
+from polyrec.cluster.spec import Autoscale, ClusterError, ClusterSpec
 from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.errors import BundleError
 from polyrec.planner.plan import save_plan, single_path_plan
@@ -38,9 +38,30 @@ def test_one_group_takes_the_resources_of_the_plan_or_those_given(plan: Path) ->
 
 def test_a_fleet_plan_makes_a_group_of_each_type(plan: Path, tmp_path: Path) -> None:
     fleet = tmp_path / "fleet.json"
-    fleet.write_text(json.dumps({"nodes_by_type": {"cpu8": [1, 4]}}))
-    (group,) = spec("--plan", f"cpu8={plan}", "--fleet-plan", str(fleet), "--hour", "1").groups
-    assert (group.name, group.replicas, group.resources["cpu8"]) == ("cpu8", 4, 1.0)
+    fleet.write_text(json.dumps({"nodes_by_type": {"c5.large": [1, 4], "gpu": [1, 0]}}))
+    plans = ("--plan", f"c5.large={plan}", "--plan", f"gpu={plan}", "--fleet-plan", str(fleet))
+    (group,) = spec(*plans, "--hour", "1").groups
+    assert (group.name, group.replicas, group.resources["c5.large"]) == ("c5.large", 4, 1.0)
+    assert [group.name for group in spec(*plans).groups] == ["c5.large", "gpu"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--plan", "cpu=a"], "give --plan gpu=FILE"),
+        (["--plan", "cpu=a", "--plan", "gpuu=b"], "no nodes 'gpuu', but 'cpu', 'gpu'"),
+        (["--plan", "cpu=a", "--plan", "cpu=b"], "--plan cpu= is given twice"),
+        (["--plan", "a"], "write TYPE=FILE"),
+        (["--plan", "cpu=a", "--hour", "1"], "has no nodes in hour 1"),
+    ],
+)
+def test_plans_that_do_not_match_the_fleet_plan_are_refused(
+    arguments: list[str], told: str, tmp_path: Path
+) -> None:
+    fleet = tmp_path / "fleet.json"
+    fleet.write_text(json.dumps({"nodes_by_type": {"cpu": [1, 0], "gpu": [1, 0]}}))
+    with pytest.raises(ClusterError, match=told):
+        spec("--fleet-plan", str(fleet), *arguments)
 
 
 def test_autoscaling_starts_with_the_least(plan: Path) -> None:
@@ -56,6 +77,10 @@ def test_autoscaling_starts_with_the_least(plan: Path) -> None:
         (["--plan", "{plan}", "--set", "drain_grace_s=soon"], "--drain-grace-s"),
         (["--plan", "{plan}", "--set", "drain_grace_s"], "write NAME=VALUE"),
         (["--plan", "a={plan}"], "TYPE=FILE is for --fleet-plan"),
+        (["--plan", "{plan}", "--plan", "other.json"], "give one --plan FILE"),
+        (["--plan", "{plan}", "--hour", "3"], "--hour needs --fleet-plan"),
+        (["--plan", "{plan}", "--target-demand", ".5"], "--target-demand needs --autoscale"),
+        (["--plan", "{plan}", "--worth", "3"], "--worth needs --autoscale"),
         (["--plan", "{plan}", "--port", "70000"], "port"),
         (["--plan", "{plan}", "--resource", "CPU=-1"], "CPU"),
         (["--plan", "{plan}", "--resource", "CPU=x"], "--resource CPU=x"),
