@@ -29,11 +29,17 @@ def stdout_to_stderr() -> Iterator[None]:
 
 def check_outputs(args: argparse.Namespace) -> None:
     """Raises PlanError or PolyrecError for outputs that cannot be written, before a plan is made."""
+    from pathlib import Path
+
     from polyrec.models.files import require_target_file
     from polyrec.planner.plan import PlanError
 
     if args.out:
         require_target_file(args.out, PlanError)
+        for flag in ("profile", "fleet", "train", "machine"):
+            given = getattr(args, flag)
+            if given and Path(args.out).is_file() and Path(args.out).resolve() == Path(given).resolve():
+                raise PlanError(f"--out '{args.out}' would replace the file of --{flag}; name another one")
     if args.pictures:
         from polyrec.report.page import make_folder, require_matplotlib
 
