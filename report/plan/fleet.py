@@ -20,7 +20,7 @@ def charts(plan: FleetPlan, fleet: Fleet) -> list[Chart]:
 
     nodes = {name: tuple(float(n) for n in counts) for name, counts in plan.nodes_by_type.items()}
     rates = layers({m.name: m.rate for m in fleet.models})
-    quality = layers({m.name: m.quality_by_hour for m in plan.models})
+    quality = layers({m.name: tuple(q or np.nan for q in m.quality_by_hour) for m in plan.models})
     return [
         Chart("Queries/s", "", "hour", "queries/s", rates, kind="layers"),
         Chart("Nodes", "", "hour", "nodes", layers(nodes), kind="layers"),

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from polyrec.models.amounts import size
 from polyrec.models.files import read_json
 from polyrec.models.schema.batch import F64
 from polyrec.planner.deployment.requirements import Requirements
@@ -84,11 +85,15 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class FleetProblem:
-    """Input of the optimization program: capabilities of nodes, and demands of models."""
+    """Input of the optimization program: capabilities of nodes, and demands of models.
+
+    spare: share of the expected rate that demands include on top of it.
+    """
 
     offers: tuple[NodeOffer, ...]
     demands: tuple[Demand, ...]
     hours: int
+    spare: float = 0.0
 
 
 def load_profiles(fleet: Fleet) -> dict[tuple[str, str], Profile]:
@@ -120,15 +125,27 @@ def build_fleet_problem(fleet: Fleet, profiles: Profiles) -> FleetProblem:
         )
     offers = tuple(_offer(node, fleet.models, profiles) for node in fleet.nodes)
     for m, model in enumerate(fleet.models):
-        own = [r for offer in offers for r in offer.runnables if r.model == m]
-        if not own:
+        all_own = [(offer, r) for offer in offers for r in offer.runnables if r.model == m]
+        if not all_own:
             raise FleetError(f"model '{model.name}': no path on any node type meets {model.slo_ms:g} ms")
+        own = [r for offer, r in all_own if _bytes(offer, r) <= offer.bytes[r.device]]
+        if not own:
+            offer, r = min(all_own, key=lambda one: _bytes(*one))
+            raise FleetError(
+                f"model '{model.name}': no path fits into a node's memory; '{r.name}' needs "
+                f"{size(_bytes(offer, r))} of '{offer.name}', which has {size(offer.bytes[r.device])}"
+            )
         best = max(r.quality for r in own)
         if model.quality is not None and model.quality > max(best, max(r.value for r in own)):
             raise FleetError(
                 f"model '{model.name}' asks for quality {model.quality:g}, its best path has {best:g}"
             )
-    return FleetProblem(offers, tuple(demands), fleet.hours)
+    return FleetProblem(offers, tuple(demands), fleet.hours, fleet.spare)
+
+
+def _bytes(offer: NodeOffer, r: Runnable) -> float:
+    """Returns the bytes that a path takes alone on its device."""
+    return r.rows_bytes + r.fixed_bytes + offer.lanes.get(r.device, 1) * r.peak_bytes
 
 
 def _offer(node: NodeType, models: tuple[FleetModel, ...], profiles: Profiles) -> NodeOffer:
@@ -147,7 +164,9 @@ def _offer(node: NodeType, models: tuple[FleetModel, ...], profiles: Profiles) -
         problems.append((m, problem))
         for name, device_lanes in problem.lanes.items():
             lanes[name] = min(lanes.get(name, device_lanes.count), device_lanes.count)
-        memory |= {d.name: float(d.memory_bytes) for d in profile.machine.devices}
+        for device in profile.machine.devices:
+            found = float(device.memory_bytes)
+            memory[device.name] = min(memory.get(device.name, found), found)
     if machine is None:
         raise FleetError(f"node type '{node.name}': no model has a profile of it")
     resources = (*lanes, FRONT)

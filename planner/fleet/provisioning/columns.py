@@ -29,21 +29,23 @@ FEW = 200
 class SolvedFleet:
     """Whole nodes and their load, in dollars for all hours.
 
-    worth: by type, [hours], dollars per hour that another node would save, at the relaxation's prices.
-    bound: lower bound of the cost of any fleet. proven: whether column generation converged.
+    cost: of the nodes. worth: by type, [hours], dollars per hour that another node would save, at the
+    relaxation's prices. bound: lower bound of `solved.dollars` of any fleet. proven: whether column
+    generation converged.
     """
 
     configurations: tuple[Configuration, ...]
     solved: Solved
+    cost: float
     worth: tuple[F64, ...]
     bound: float
     proven: bool
 
     @property
     def gap(self) -> float:
-        """Relative distance to the bound."""
-        least = max(abs(self.bound), 1e-12)
-        return max(self.solved.dollars - self.bound, 0.0) / least
+        """Share of the nodes' cost that a fleet as good could save at most."""
+        excess = max(self.solved.dollars - self.bound, 0.0)
+        return min(excess / self.cost, 1.0) if self.cost else 0.0
 
 
 def solve_fleet(problem: FleetProblem) -> SolvedFleet:
@@ -77,7 +79,8 @@ def solve_fleet(problem: FleetProblem) -> SolvedFleet:
         chosen = [one for one, in_use in pairs if in_use or not _has_used(configurations, used, one)]
     solved = _whole_nodes(problem, chosen)
     solved = replace(solved, nodes=_with_idle(problem, chosen, solved.nodes))
-    return SolvedFleet(tuple(chosen), solved, worth, relaxed.dollars, proven)
+    cost = node_dollars(problem, chosen, solved.nodes)
+    return SolvedFleet(tuple(chosen), solved, cost, worth, relaxed.dollars, proven)
 
 
 def _has_used(configurations: Sequence[Configuration], used: F64, one: Configuration) -> bool:
@@ -97,8 +100,9 @@ def _best_nodes(problem: FleetProblem, relaxed: Solved) -> dict[tuple[int, int],
                 demand = problem.demands[r.model]
                 earned = hourly_worth(demand.weight, r.value) * demand.rows
                 above = 0.0 if demand.quality is None else r.value - demand.quality
-                price = relaxed.query_price[r.model][:, h] * (demand.queries[:, h] > 0)
-                worth.append(price + earned + relaxed.row_quality_price[r.model][h] * above * demand.rows)
+                quality = relaxed.row_quality_price[r.model][h] * above * demand.rows
+                asked = demand.queries[:, h] > 0  # what is not asked for earns nothing either
+                worth.append((relaxed.query_price[r.model][:, h] + earned + quality) * asked)
             key = np.concatenate([np.round(w, 12) for w in worth]).tobytes() if worth else b""
             if key not in solved:
                 solved[key] = best_node(offer, worth)

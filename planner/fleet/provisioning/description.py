@@ -19,7 +19,7 @@ from polyrec.planner.traffic import Sizes
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$", max_length=64)]
 NodeName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=64)]
 """Name of a node type, and so of a group of replicas (`polyrec cluster`)."""
-Price = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Price = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
 Rate = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
 MAX_STEPS = 24 * 7
 

@@ -11,8 +11,9 @@ def page(plan: FleetPlan) -> list[str]:
     """Returns the lines for a terminal."""
     types = plan.nodes_by_type
     lines = [
-        f"{plan.hours} hours: ${plan.cost:,.2f}, ${plan.cost_per_million:.4f} per million predictions, "
-        f"at most {percent(plan.gap)} above the cheapest fleet" + ("" if plan.proven else " (not proven)"),
+        f"{plan.hours} hours: ${plan.cost:,.2f}, ${plan.cost_per_million:.3g} per million predictions; "
+        f"a fleet as good costs at most {percent(plan.gap)} less" + ("" if plan.proven else " (not proven)"),
+        *([f"by hour: at the rate and {100 * plan.spare:g}% spare"] if plan.spare else []),
         "",
         *aligned(
             [
@@ -21,7 +22,7 @@ def page(plan: FleetPlan) -> list[str]:
                 *(
                     [str(h), *(f"{n[h]:,}" for n in types.values()), f"{plan.cost_by_hour[h]:,.2f}"]
                     + [percent(m.served_by_hour[h]) for m in plan.models]
-                    + [f"{m.quality_by_hour[h]:.5f}" for m in plan.models]
+                    + [_quality(m.quality_by_hour[h]) for m in plan.models]
                     for h in range(plan.hours)
                 ),
             ]
@@ -47,7 +48,7 @@ def page(plan: FleetPlan) -> list[str]:
                     [w.what]
                     + [
                         f"{percent(w.served[m.name])} ({percent(w.worst_hour[m.name])}), "
-                        f"{w.quality[m.name]:.5f}"
+                        f"{_quality(w.quality[m.name])}"
                         for m in plan.models
                     ]
                     for w in plan.what_if
@@ -56,3 +57,8 @@ def page(plan: FleetPlan) -> list[str]:
         ),
     ]
     return lines
+
+
+def _quality(mean: float) -> str:
+    """Formats the mean quality of answered rows; 0 stands for none."""
+    return f"{mean:.5f}" if mean else "-"

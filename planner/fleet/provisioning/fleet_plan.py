@@ -10,7 +10,7 @@ import numpy as np
 
 from polyrec.models.schema.batch import F64
 from polyrec.planner.fleet.provisioning.capability import FleetProblem, Profiles, build_fleet_problem
-from polyrec.planner.fleet.provisioning.columns import SolvedFleet, node_dollars, solve_fleet
+from polyrec.planner.fleet.provisioning.columns import SolvedFleet, solve_fleet
 from polyrec.planner.fleet.provisioning.description import Fleet
 from polyrec.planner.fleet.provisioning.program import HOUR_S, Configuration, FleetProgram, Solved
 
@@ -66,7 +66,12 @@ class WhatIf:
 
 @dataclass(frozen=True, slots=True)
 class FleetPlan:
-    """A plan in dollars for all hours. gap: relative distance to the lower bound of the cost."""
+    """A plan in dollars for all hours.
+
+    spare: share of the expected rate for which the plan provides on top of it. models: at the rate with
+    spare. cost_per_million, what_if: at the expected rate; the cost is 0 if nothing is answered. gap: share
+    of the cost that a fleet as good could save at most.
+    """
 
     hours: int
     groups: tuple[NodeGroup, ...]
@@ -78,6 +83,7 @@ class FleetPlan:
     what_if: tuple[WhatIf, ...]
     gap: float
     proven: bool
+    spare: float = 0.0
 
     @property
     def nodes_by_type(self) -> dict[str, tuple[int, ...]]:
@@ -102,19 +108,15 @@ def make_fleet_plan(problem: FleetProblem) -> FleetPlan:
     """Returns the cheapest fleet of a problem, and its behavior under other loads and losses."""
     found = solve_fleet(problem)
     solved, configurations = found.solved, found.configurations
-    cost = node_dollars(problem, configurations, solved.nodes)
     by_hour = [_hour_dollars(problem, configurations, solved.nodes, h) for h in range(problem.hours)]
     models = _forecasts(problem, configurations, solved)
-    predictions = sum(
-        float((d.rows[:, None] * (d.queries - unserved)).sum()) * HOUR_S
-        for d, unserved in zip(problem.demands, solved.unserved, strict=True)
-    )
+    predictions = _predictions(problem, solved)
     return FleetPlan(
         hours=problem.hours,
         groups=_groups(problem, configurations, solved),
         cost_by_hour=tuple(by_hour),
-        cost=cost,
-        cost_per_million=cost / predictions * 1e6 if predictions else 0.0,
+        cost=found.cost,
+        cost_per_million=found.cost / predictions * 1e6 if predictions else 0.0,
         models=models,
         worth=tuple(
             NodeWorth(offer.name, offer.price, float(worth.mean()), float(worth.max()))
@@ -123,7 +125,17 @@ def make_fleet_plan(problem: FleetProblem) -> FleetPlan:
         what_if=what_ifs(problem, found),
         gap=found.gap,
         proven=found.proven,
+        spare=problem.spare,
     )
+
+
+def _predictions(problem: FleetProblem, solved: Solved) -> float:
+    """Returns the rows that are answered over all hours at the expected rate, without spare."""
+    total = 0.0
+    for demand, unserved in zip(problem.demands, solved.unserved, strict=True):
+        answered = demand.rows @ (demand.queries - unserved)
+        total += float(np.minimum(answered, demand.rows @ demand.queries / (1 + problem.spare)).sum())
+    return total * HOUR_S
 
 
 def what_ifs(problem: FleetProblem, found: SolvedFleet) -> tuple[WhatIf, ...]:
@@ -134,8 +146,9 @@ def what_ifs(problem: FleetProblem, found: SolvedFleet) -> tuple[WhatIf, ...]:
         of_offer = [k for k, one in enumerate(found.configurations) if one.offer == t]
         if offer.spot_loss and nodes[of_offer].any():
             left = nodes.copy()
-            left[of_offer] = np.floor(left[of_offer] * (1 - offer.spot_loss) + 1e-9)
-            cases.append((f"{offer.spot_loss:.0%} of {offer.name} lost", left, 1.0))
+            for h in range(problem.hours):
+                left[of_offer, h] = nodes_left(nodes[of_offer, h], offer.spot_loss)
+            cases.append((f"{100 * offer.spot_loss:g}% of {offer.name} lost", left, 1.0))
         elif nodes[of_offer].any():
             left = nodes.copy()
             for h in range(problem.hours):
@@ -145,10 +158,21 @@ def what_ifs(problem: FleetProblem, found: SolvedFleet) -> tuple[WhatIf, ...]:
     return tuple(_what_if(problem, found.configurations, *case) for case in cases)
 
 
+def nodes_left(nodes: F64, loss: float) -> F64:
+    """Returns the nodes of each configuration once a share of a type's nodes, rounded up, is lost evenly."""
+    total = float(nodes.sum())
+    exact = nodes * (np.floor(total * (1 - loss) + 1e-9) / max(total, 1.0))
+    left: F64 = np.floor(exact + 1e-9)
+    missing = round(float((exact - left).sum()))
+    left[np.argsort(left - exact, kind="stable")[:missing]] += 1
+    return left
+
+
 def _what_if(
     problem: FleetProblem, configurations: tuple[Configuration, ...], what: str, nodes: F64, factor: float
 ) -> WhatIf:
-    """Divides the load over given nodes: maximizes first the rows in time, then their worth."""
+    """Divides `factor` times the expected rate over given nodes: first the rows in time, then their worth."""
+    factor /= 1 + problem.spare
     # the nodes are fixed, so any positive weight of information gives the best division
     demands = tuple(replace(d, queries=d.queries * factor, weight=d.weight or 1.0) for d in problem.demands)
     changed = replace(problem, demands=demands)

@@ -96,6 +96,13 @@ class FleetProgram:
         self._demand_rows: list[NDArray[np.int64]] = []
         self._quality_rows: dict[tuple[int, int], int] = {}
         self._unserved_from: list[int] = []
+        # worth that paths lose compared with the best one, so that the solver's relative gap is of what can
+        # be saved, not of the worth of all answers
+        self._best_worth = _best_worth(problem)
+        self._constant = -sum(
+            float(worth @ demand.queries.sum(axis=1))
+            for worth, demand in zip(self._best_worth, problem.demands, strict=True)
+        )
         self._load(asked)
 
     def _variable(self, cost: float, upper: float = np.inf) -> int:
@@ -165,7 +172,7 @@ class FleetProgram:
             self._unserved_from.append(len(self._cost))
             for c, rows_of in enumerate(demand.rows):
                 for h in range(self.problem.hours):
-                    column = self._variable(float(penalties[m][h] * rows_of))
+                    column = self._variable(float(penalties[m][h] * rows_of + self._best_worth[m][c]))
                     self._eq.put(int(self._demand_rows[m][c, h]), column, 1.0)
 
     def _divide_fairly(self, penalties: list[F64]) -> None:
@@ -186,7 +193,8 @@ class FleetProgram:
         """Adds the queries of each class that a path answers in one hour."""
         demand = self.problem.demands[r.model]
         for c in np.flatnonzero(np.isfinite(r.usage).all(axis=0) & (demand.queries[:, h] > 0)).tolist():
-            column = self._variable(-hourly_worth(demand.weight, r.value) * demand.rows[c])
+            worth = hourly_worth(demand.weight, r.value) * float(demand.rows[c])
+            column = self._variable(float(self._best_worth[r.model][c]) - worth)
             self._answered.append((k, i, c, h))
             self._eq.put(int(self._demand_rows[r.model][c, h]), column, 1.0)
             for row, seconds in zip(time, r.usage[:, c].tolist(), strict=True):
@@ -230,7 +238,10 @@ class FleetProgram:
             result.x,
             float(result.fun),
             float(result.fun),
-            tuple(equal[rows] for rows in self._demand_rows),
+            tuple(
+                equal[rows] - worth[:, None]
+                for rows, worth in zip(self._demand_rows, self._best_worth, strict=True)
+            ),
             tuple(
                 np.array(
                     [
@@ -278,8 +289,8 @@ class FleetProgram:
         for first, demand in zip(self._unserved_from, self.problem.demands, strict=True):
             unserved.append(x[first : first + demand.queries.size].reshape(demand.queries.shape))
         return Solved(
-            dollars,
-            bound,
+            dollars + self._constant,
+            bound + self._constant,
             x[: self.whole].reshape(shape),
             tuple((*at, rate) for at, rate in zip(self._answered, rates, strict=True) if rate > 0),
             tuple(unserved),
@@ -292,6 +303,14 @@ class FleetProgram:
 def hourly_worth(weight: float, value: float) -> float:
     """Returns the dollars per hour of one row per second of a value. weight: dollars per million units."""
     return weight * 1e-6 * value * HOUR_S
+
+
+def _best_worth(problem: FleetProblem) -> list[F64]:
+    """Returns what a query per second is worth on its model's best path, dollars per hour, [classes]."""
+    best = [0.0] * len(problem.demands)
+    for r in (r for offer in problem.offers for r in offer.runnables):
+        best[r.model] = max(best[r.model], hourly_worth(problem.demands[r.model].weight, r.value))
+    return [worth * demand.rows for worth, demand in zip(best, problem.demands, strict=True)]
 
 
 def unserved_prices(problem: FleetProblem, whole: bool) -> list[F64]:

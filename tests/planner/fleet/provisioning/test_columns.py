@@ -132,6 +132,22 @@ def test_fleet_costs_as_little_as_the_best_of_all_fleets(seed: int) -> None:
     assert found.solved.dollars == pytest.approx(min_dollars(problem), rel=2e-4, abs=1e-6)
 
 
+@pytest.mark.parametrize("seed", [1, 10])
+def test_worth_of_all_answers_hides_no_node_that_can_be_saved(seed: int) -> None:
+    """Information is worth ten thousand times what nodes cost, on whichever path."""
+    problem = random_problem(seed)
+    offers = tuple(
+        replace(o, price=0.01, daily=False, runnables=tuple(replace(r, value=0.2) for r in o.runnables))
+        for o in problem.offers
+    )
+    # a load that one or two of the three nodes answer, so that another one would be wasted
+    demands = tuple(replace(d, queries=d.queries * 0.1, weight=1e4, quality=None) for d in problem.demands)
+    problem = replace(problem, offers=offers, demands=demands)
+    found = solve_fleet(problem)
+    assert found.solved.dollars - min_dollars(problem) < 0.005
+    assert found.gap <= 1
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_solution_keeps_every_limit(seed: int) -> None:
     problem = random_problem(100 + seed)

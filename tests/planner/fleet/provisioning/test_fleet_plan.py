@@ -11,7 +11,7 @@ from polyrec.planner.deployment.requirements import Requirements
 from polyrec.planner.fleet.provisioning.capability import Profiles, build_fleet_problem, load_profiles
 from polyrec.planner.fleet.provisioning.description import Fleet, FleetError, FleetModel, NodeType, load_fleet
 from polyrec.planner.fleet.provisioning.explain import page
-from polyrec.planner.fleet.provisioning.fleet_plan import plan_fleet
+from polyrec.planner.fleet.provisioning.fleet_plan import nodes_left, plan_fleet
 from polyrec.planner.plan import save_plan
 from polyrec.planner.profile import Profile, save_profile
 from polyrec.planner.traffic import Sizes
@@ -123,6 +123,29 @@ def test_a_surge_and_a_loss_are_served_in_part() -> None:
     assert found["50% of small lost"].worst_hour["ads"] == 0.0
 
 
+def test_spare_is_rented_but_is_no_load_that_is_answered_or_doubled() -> None:
+    given = fleet(profiles())
+    plan = plan_fleet(given.model_copy(update={"spare": 1.0}), profiles())
+    assert plan.cost > 1.9 * plan_fleet(given, profiles()).cost
+    # the fleet costs twice as much for the same predictions
+    assert plan.cost_per_million == pytest.approx(plan.cost / (sum(DAY) * 20 * 3600) * 1e6)
+    assert plan.what_if[0].served["ads"] == pytest.approx(1.0)
+    assert "by hour: at the rate and 100% spare" in page(plan)
+
+
+def test_a_share_of_spot_nodes_is_lost_of_a_type_not_of_each_set_of_paths() -> None:
+    assert nodes_left(np.array([1.0, 1.0, 1.0]), 0.3).sum() == 2
+    assert nodes_left(np.array([10.0, 0.0, 20.0]), 0.3).tolist() == [7, 0, 14]
+    assert nodes_left(np.array([3.0, 0.0, 2.0]), 1.0).tolist() == [0, 0, 0]
+    assert nodes_left(np.zeros(2), 0.3).tolist() == [0, 0]
+    random = np.random.default_rng(1)
+    for _ in range(100):
+        nodes, loss = random.integers(0, 9, 4).astype(float), random.random()
+        left = nodes_left(nodes, loss)
+        assert ((left >= 0) & (left <= nodes)).all()
+        assert left.sum() == np.floor(nodes.sum() * (1 - loss) + 1e-9)
+
+
 def test_scarce_nodes_are_divided_among_models_by_the_same_share() -> None:
     both = profiles(("ads", "news"))
     heavy = {key: p if key[0] == "ads" else slower(p) for key, p in both.items()}
@@ -201,3 +224,30 @@ def test_a_model_that_no_node_can_serve_is_reported() -> None:
         plan_fleet(fleet(profiles(), quality=0.3), profiles())
     with pytest.raises(FleetError, match="needs price_per_hour"):
         plan_fleet(fleet(profiles(), (NodeType(name="small"),)), profiles())
+    large = path("table@cpu", tables={"t": 2 * 10**9}), path("dhe@cpu", quality=0.9, tables={"t": 10**12})
+    big = {("ads", "small"): profile(*large, on=machine(cores=4))}
+    with pytest.raises(FleetError, match=r"'table@cpu' needs 2 GB of 'small', which has 1 GB"):
+        plan_fleet(fleet(big, nodes), big)
+    # a path that fits no node is none that could have the quality
+    one = {("ads", "small"): profile(path("table@cpu", quality=0.2), large[1], on=machine(cores=4))}
+    with pytest.raises(FleetError, match=r"asks for quality 0\.5, its best path has 0\.2"):
+        plan_fleet(fleet(one, nodes, quality=0.5), one)
+
+
+def test_a_node_holds_what_the_smaller_of_two_profiles_machines_does() -> None:
+    both = {
+        ("ads", "small"): profile(path("table@cpu", quality=0.2, tables={"t": 9 * 10**8})),
+        ("news", "small"): profile(path("table@cpu", quality=0.2), on=machine(memory=10**12)),
+    }
+    (offer,) = build_fleet_problem(fleet(both, (NodeType(name="small", price_per_hour=1.0),)), both).offers
+    assert offer.bytes == {"cpu": 10**9}
+
+
+def test_a_node_saves_nothing_in_an_hour_without_traffic() -> None:
+    given = fleet(profiles(), weight=2.5)
+    models = tuple(m.model_copy(update={"rate": (0.0, 100.0)}) for m in given.models)
+    plan = plan_fleet(given.model_copy(update={"models": models}), profiles())
+    assert [w.at_most <= w.price * (1 + 1e-6) for w in plan.worth] == [True, True]
+    assert plan.proven
+    shown = page(plan)
+    assert shown[3].split()[-2:] == ["100%", "-"]
