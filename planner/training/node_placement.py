@@ -40,7 +40,7 @@ def place(
     free = node.memory - description.fixed_bytes - hot * record
     if free >= ceil(total / nodes) * record:
         return NodePlacement(total, total, total, hot, 0.0)
-    buffer = BATCHES_AHEAD * popularity.distinct(description.batch_rows, popularity.rows) / nodes * record
+    buffer = buffer_bytes(description, nodes, popularity)
     free -= ceil(buffer)
     if free < 0:
         return None
@@ -52,6 +52,12 @@ def place(
     if node.disk is not None:
         held = min(total, slow + node.disk.bytes // record * nodes)
     return NodePlacement(memory, slow, total, hot, buffer) if held == total else None
+
+
+def buffer_bytes(description: TrainingDescription, nodes: int, popularity: Popularity) -> float:
+    """Returns the bytes of a node's buffers for its rows of the batches that are in work."""
+    rows = BATCHES_AHEAD * popularity.distinct(description.batch_rows, popularity.rows) / nodes
+    return rows * description.record_bytes
 
 
 def slow_seconds(

@@ -13,9 +13,10 @@ from typing import Any, Literal
 
 from pydantic import NonNegativeInt, PositiveInt
 
+from polyrec.models.amounts import size
 from polyrec.planner.training.description import TrainingDescription, TrainingNode, TrainingPlanError
 from polyrec.planner.training.exchange import FORMS, REPLICATING, Form, Step, expected_exchange
-from polyrec.planner.training.node_placement import NodePlacement, place, slow_seconds
+from polyrec.planner.training.node_placement import NodePlacement, buffer_bytes, place, slow_seconds
 from polyrec.planner.training.popularity import Popularity
 
 Limit = Literal["compute", "network", "slow memory", "disk"]
@@ -83,8 +84,7 @@ def plan_training(description: TrainingDescription, popularity: Popularity) -> T
         fastest[node.name] = [option for option in found if option is not None]
     options = [option for by_count in fastest.values() for option in by_count]
     if not options:
-        need = popularity.total_rows * description.record_bytes + description.fixed_bytes
-        raise TrainingPlanError(f"no described node can hold {need:,} bytes, not even as many as allowed")
+        raise TrainingPlanError(_too_small(description, popularity))
     wanted = description.rows_per_s
     enough = [option for option in options if wanted is None or option.rows_per_s >= wanted]
     if wanted is None:
@@ -101,6 +101,21 @@ def plan_training(description: TrainingDescription, popularity: Popularity) -> T
         for name, by_count in fastest.items()
     }
     return TrainingPlan(chosen, baseline, wanted, fastest, least)
+
+
+def _too_small(description: TrainingDescription, popularity: Popularity) -> str:
+    """Returns why no described node can hold a training."""
+    need = popularity.total_rows * description.record_bytes
+    for node in description.nodes:
+        below = sum(part.bytes for part in (node.slow_memory, node.disk) if part is not None)
+        beside = description.fixed_bytes + buffer_bytes(description, node.most, popularity)
+        if node.memory < beside and node.most * below >= need:
+            return (
+                f"node '{node.name}' has {size(node.memory)} of memory; fixed_bytes and the rows of two "
+                f"batches take {size(beside)}"
+            )
+    need += description.fixed_bytes
+    return f"no described node can hold {need:,} bytes, not even as many as allowed"
 
 
 def node_counts(max_nodes: int) -> list[int]:

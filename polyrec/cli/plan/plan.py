@@ -117,6 +117,10 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if len(kinds := [f"--{kind}" for kind in ("explain", "fleet", "train") if getattr(args, kind)]) > 1:
+        from polyrec.planner.plan import PlanError
+
+        raise PlanError(f"give one of {' and '.join(kinds)}")
     if args.explain:
         return _explain(args)
     if args.fleet:

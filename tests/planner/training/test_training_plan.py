@@ -129,6 +129,9 @@ def test_the_wanted_speed_decides_between_node_types() -> None:
 def test_a_training_that_fits_no_node_is_reported() -> None:
     with pytest.raises(TrainingPlanError, match="no described node can hold"):
         planned(nodes=[{**DRAM, "most": 2}])
+    # rows fit on its disks; a forgotten unit of its memory is the reason
+    with pytest.raises(TrainingPlanError, match=r"has 64 B of memory; fixed_bytes and .* take 1\.07 GB"):
+        planned(nodes=[{**DRAM, "memory": 64, "disk": DISK}])
     description = TrainingDescription.model_validate(described())
     popularity = described_popularity(description.tables, 1.0)
     assert option_of(description, popularity, description.nodes[0], 2, "distinct", 0) is None

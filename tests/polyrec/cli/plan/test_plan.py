@@ -281,5 +281,6 @@ def test_a_fleet_is_planned_written_and_drawn(tmp_path: Path, capsys: pytest.Cap
     assert main([*common, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["nodes_by_type"] == written["nodes_by_type"]
     assert "--slo-ms applies to a plan for one machine" in error_line([*common[1:], "--slo-ms", "5"], capsys)
+    assert "give one of --fleet and --train" in error_line([*common[1:], "--train", "t.yaml"], capsys)
     assert "would replace the file of --fleet" in error_line([*common[1:], "--out", common[-1]], capsys)
     assert "no fleet file" in error_line(["--fleet", "nowhere.yaml"], capsys)
