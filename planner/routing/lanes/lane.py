@@ -17,6 +17,7 @@ INF = float("inf")
 WAITING_MEMORY_S = 0.2
 """Seconds at work over which the share of waiting is averaged."""
 MAX_WAITING = 0.9
+"""Bound on the share of waiting, so that a lane that hardly ran keeps some capacity and is tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +58,9 @@ class LaneState:
     busy_s: busy seconds since the last tick.
     waited_s: beside them, seconds in which its batches waited for a CPU that other programs used; known only
         for an inline lane.
-    utilization: recent share of time at work, also waiting.
+    utilization: recent share of time at work, including these waits.
+    waiting: recent share of the time at work in which it waited.
     share: share of its time that other models leave (sharing/machine_time.py), 1 without other models.
-    waiting: recent share of that time in which it waited for a CPU.
     """
 
     __slots__ = (
