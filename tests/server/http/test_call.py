@@ -9,8 +9,10 @@ import orjson
 import pytest
 
 from polyrec.planner.plan import Plan
+from polyrec.planner.routing.admission.arrival import Arrival
 from polyrec.server.access.access import Access
 from polyrec.server.app.engine import Engine
+from polyrec.server.clock import clock
 from polyrec.server.errors import DeadlinePassed, Overloaded
 from polyrec.server.http.app import create_app
 from polyrec.server.http.connection.hot_endpoint import HotEndpoint
@@ -159,6 +161,29 @@ def test_past_capacity_a_client_that_is_not_authenticated_gets_no_early_rejectio
         overload(hot, scope(b"shop-token-0123456789"), body)
         assert status(b"shop-token-0123456789") == 429
         assert status(b"a wrong token") is None
+        engine.close()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("crowded", [False, True])
+def test_a_budget_begins_at_the_likely_arrival_unless_as_much_arrives_as_can_be_answered(
+    plan: Plan, crowded: bool
+) -> None:
+    engine = Engine()
+    engine.max_budget_s = 2000.0
+    engine.load(plan)
+    scope = {"type": "http", "headers": [(b"x-latency-budget-ms", b"1000000")], "client": None}
+    state = engine.serving.dispatcher.router.state
+
+    async def scenario() -> None:
+        state.utilization = 1.2 if crowded else 0.5
+        call = create_app(engine).hot[b"/v1/predict"].call(scope)
+        call.admit()
+        now_s = clock()
+        call.submit(b'{"instances": [{}]}', Arrival(now_s - 300.0, now_s - 100.0, 1.0))
+        waits_from_s = state.queue.pieces[0].query.arrival_s
+        assert waits_from_s == now_s - (300.0 if crowded else 100.0)
         engine.close()
 
     asyncio.run(scenario())
