@@ -171,7 +171,7 @@ class _Loop:
         self._arrivals.count_request()
         rows, budget_s = tenant.rows[i], tenant.budgets[i]
         router = tenant.router
-        since_s = self._arrivals.arrival().budget_start_s(budget_s, self._now_s, router.state.crowded)
+        since_s = self._arrivals.arrival().budget_start_s(budget_s, self._now_s, router.state.disturbed)
         if router.reject_early(since_s, since_s + budget_s, rows, self._now_s) is not None:
             self._spend(tenant.reject_s)
             tenant.end(i, Status.REJECTED, self._now_s)

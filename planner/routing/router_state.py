@@ -42,6 +42,8 @@ MIN_FIXED_COSTS = 2.0
 """A limited batch may take at least this many times a batch of one row."""
 CROWDED = 0.95
 """Utilization from which on rejections are unavoidable."""
+DISTURBED = 0.1
+"""Share of waiting for a CPU from which on pauses are due to other programs rather than to batches."""
 BATCH_SHARE = 0.4
 """Maximum share of the usual budget that a merged batch may take, since it delays all later arrivals."""
 
@@ -322,9 +324,10 @@ class RouterState:
                 lane.faster.append(FasterLane(other, rate))
 
     @property
-    def crowded(self) -> bool:
-        """Whether about as much arrives as the lanes can execute, or more."""
-        return self.utilization >= CROWDED
+    def disturbed(self) -> bool:
+        """Whether other programs delay a single inline lane that has time for all that arrives."""
+        lane = self.sole_inline_lane
+        return lane is not None and lane.waiting >= DISTURBED and self.utilization < CROWDED
 
     def is_possible(self, rows: int, budget_s: float, best_only: bool = False) -> bool:
         """Whether a query alone on the server meets its budget, on the fastest path that it allows.

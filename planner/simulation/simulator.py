@@ -229,8 +229,8 @@ class Simulator:
         """Reads and submits a request. Its budget begins at the server's estimate of its arrival."""
         costs = self._costs
         self._arrivals.count_request()
-        crowded = self.router.state.crowded
-        since_s = self._arrivals.arrival().budget_start_s(self._budget[i], self._now_s, crowded)
+        disturbed = self.router.state.disturbed
+        since_s = self._arrivals.arrival().budget_start_s(self._budget[i], self._now_s, disturbed)
         rows, deadline_s = self._rows[i], since_s + self._budget[i]
         if self.router.reject_early(since_s, deadline_s, rows, self._now_s) is not None:
             self._spend(self._reject_s)

@@ -108,9 +108,9 @@ class Dispatcher:
         return self.router.overloaded
 
     @property
-    def crowded(self) -> bool:
-        """Whether about as much arrives as the lanes can execute, or more."""
-        return self.router.state.crowded
+    def disturbed(self) -> bool:
+        """Whether other programs delay an inline lane that has time for all that arrives."""
+        return self.router.state.disturbed
 
     def reject_early(
         self, arrival_s: float, budget_s: float, rows: int | None, now_s: float

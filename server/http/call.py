@@ -180,8 +180,8 @@ class Call:
         if self._budget_s <= 0:
             raise DeadlinePassed()
         if arrival is not None:
-            crowded = serving.dispatcher.crowded
-            self._arrival_s = arrival.budget_start_s(self._budget_s, self._begun_s, crowded)
+            disturbed = serving.dispatcher.disturbed
+            self._arrival_s = arrival.budget_start_s(self._budget_s, self._begun_s, disturbed)
         self._parsed_s = clock()
         if self._engine.rollout is not None:
             self._choose_arm(self._engine.rollout, parsed)

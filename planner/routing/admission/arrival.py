@@ -28,18 +28,16 @@ class Arrival(NamedTuple):
     likely_s: float
     between_s: float
 
-    def budget_start_s(self, budget_s: float, now_s: float, crowded: bool) -> float:
-        """Returns the likely arrival, or the earliest one if `crowded` and that leaves any budget.
+    def budget_start_s(self, budget_s: float, now_s: float, disturbed: bool) -> float:
+        """Returns the earliest arrival, or the likely one if `disturbed` or the earliest leaves no budget.
 
-        Past capacity somebody must be rejected, and answers that may be late are no gain. Below it, the
-        earliest arrival would reject for nothing what was read after a pause, such as one in which another
-        program had the core. After a pause longer than the budget it would reject everything, although
-        requests that arrived at the end of the pause are in time. A budget shorter than the mean time between
-        arrivals begins now, since the estimate is not that precise.
+        After a pause in which another program had the core, the earliest arrival would reject for nothing
+        what came at its end. After a pause longer than the budget it would reject everything. A budget
+        shorter than the mean time between arrivals begins now, since the estimate is not that precise.
 
-        crowded: whether about as much arrives as can be answered (`RouterState.crowded`).
+        disturbed: see `RouterState.disturbed`.
         """
-        if crowded and now_s - self.earliest_s < budget_s:
+        if not disturbed and now_s - self.earliest_s < budget_s:
             return self.earliest_s
         if budget_s < self.between_s:
             return now_s

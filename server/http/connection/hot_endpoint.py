@@ -67,7 +67,9 @@ class HotEndpoint:
             return None
         now_s = clock()
         dispatcher = serving.dispatcher
-        arrival_s = now_s if arrival is None else arrival.budget_start_s(budget_s, now_s, dispatcher.crowded)
+        arrival_s = (
+            now_s if arrival is None else arrival.budget_start_s(budget_s, now_s, dispatcher.disturbed)
+        )
         is_late = arrival_s + budget_s <= now_s
         if not (is_late or dispatcher.overloaded):
             return None

@@ -166,9 +166,11 @@ def test_past_capacity_a_client_that_is_not_authenticated_gets_no_early_rejectio
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("crowded", [False, True])
-def test_a_budget_begins_at_the_likely_arrival_unless_as_much_arrives_as_can_be_answered(
-    plan: Plan, crowded: bool
+@pytest.mark.parametrize(
+    ("waiting", "utilization", "disturbed"), [(0.5, 0.5, True), (0.0, 0.5, False), (0.5, 1.2, False)]
+)
+def test_a_budget_begins_at_the_likely_arrival_if_other_programs_and_not_requests_take_the_time(
+    plan: Plan, waiting: float, utilization: float, disturbed: bool
 ) -> None:
     engine = Engine()
     engine.max_budget_s = 2000.0
@@ -177,13 +179,14 @@ def test_a_budget_begins_at_the_likely_arrival_unless_as_much_arrives_as_can_be_
     state = engine.serving.dispatcher.router.state
 
     async def scenario() -> None:
-        state.utilization = 1.2 if crowded else 0.5
+        assert state.sole_inline_lane is not None
+        state.sole_inline_lane.waiting, state.utilization = waiting, utilization
         call = create_app(engine).hot[b"/v1/predict"].call(scope)
         call.admit()
         now_s = clock()
         call.submit(b'{"instances": [{}]}', Arrival(now_s - 300.0, now_s - 100.0, 1.0))
         waits_from_s = state.queue.pieces[0].query.arrival_s
-        assert waits_from_s == now_s - (300.0 if crowded else 100.0)
+        assert waits_from_s == now_s - (100.0 if disturbed else 300.0)
         engine.close()
 
     asyncio.run(scenario())
