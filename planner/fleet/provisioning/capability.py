@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
@@ -65,6 +66,16 @@ class NodeOffer:
     bytes: dict[str, float]
     lanes: dict[str, int]
     runnables: tuple[Runnable, ...]
+
+    def used_bytes(self, device: str, paths: Sequence[Runnable]) -> float:
+        """Returns the bytes that paths take together on their device.
+
+        Rows count once per bundle, buffers once per model and lane.
+        """
+        rows = {r.bundle: r.rows_bytes for r in paths}
+        peaks = {m: max(r.peak_bytes for r in paths if r.model == m) for m in {r.model for r in paths}}
+        used = sum(rows.values()) + sum(r.fixed_bytes for r in paths)
+        return used + self.lanes.get(device, 1) * sum(peaks.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,12 +139,13 @@ def build_fleet_problem(fleet: Fleet, profiles: Profiles) -> FleetProblem:
         all_own = [(offer, r) for offer in offers for r in offer.runnables if r.model == m]
         if not all_own:
             raise FleetError(f"model '{model.name}': no path on any node type meets {model.slo_ms:g} ms")
-        own = [r for offer, r in all_own if _bytes(offer, r) <= offer.bytes[r.device]]
+        alone = [(offer.used_bytes(r.device, [r]), offer, r) for offer, r in all_own]
+        own = [r for used, offer, r in alone if used <= offer.bytes[r.device]]
         if not own:
-            offer, r = min(all_own, key=lambda one: _bytes(*one))
+            used, offer, r = min(alone, key=itemgetter(0))
             raise FleetError(
                 f"model '{model.name}': no path fits into a node's memory; '{r.name}' needs "
-                f"{size(_bytes(offer, r))} of '{offer.name}', which has {size(offer.bytes[r.device])}"
+                f"{size(used)} of '{offer.name}', which has {size(offer.bytes[r.device])}"
             )
         best = max(r.quality for r in own)
         if model.quality is not None and model.quality > max(best, max(r.value for r in own)):
@@ -141,11 +153,6 @@ def build_fleet_problem(fleet: Fleet, profiles: Profiles) -> FleetProblem:
                 f"model '{model.name}' asks for quality {model.quality:g}, its best path has {best:g}"
             )
     return FleetProblem(offers, tuple(demands), fleet.hours, fleet.spare)
-
-
-def _bytes(offer: NodeOffer, r: Runnable) -> float:
-    """Returns the bytes that a path takes alone on its device."""
-    return r.rows_bytes + r.fixed_bytes + offer.lanes.get(r.device, 1) * r.peak_bytes
 
 
 def _offer(node: NodeType, models: tuple[FleetModel, ...], profiles: Profiles) -> NodeOffer:

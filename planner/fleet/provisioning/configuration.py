@@ -41,11 +41,7 @@ def fits(offer: NodeOffer, paths: Collection[int]) -> bool:
     """Returns whether a node can hold these paths together."""
     for device, budget in offer.bytes.items():
         own = [offer.runnables[i] for i in paths if offer.runnables[i].device == device]
-        rows = {r.bundle: r.rows_bytes for r in own}
-        peaks = {m: max(r.peak_bytes for r in own if r.model == m) for m in {r.model for r in own}}
-        used = sum(rows.values()) + sum(r.fixed_bytes for r in own)
-        used += offer.lanes.get(device, 1) * sum(peaks.values())
-        if used > budget * (1 + ROUNDING):
+        if offer.used_bytes(device, own) > budget * (1 + ROUNDING):
             return False
     return True
 
