@@ -10,11 +10,10 @@ and how many requests were rejected, expired or answered late.
 
 Neighbor: a process on the server's core computes for 50 ms and sleeps for 50 ms, in alternation (--busy-ms,
 --idle-ms), while requests arrive at a tenth of the capacity (--share, --rate) with a budget of 20 ms
-(--budget-ms).
-Every static path and `priced` take turns on one server. Reports the share of lost requests (rejected, expired
-or late). Capacity is the rate that the cheapest static path answers in time at the best of RATES, without the
-neighbor. With --first, the server, the neighbor and the driver have priority over everything else on the
-machine.
+(--budget-ms). Every static path and `priced` take turns on one server. Reports the share of lost requests
+(rejected, expired or late). Capacity is the rate that the cheapest static path answers in time at the best of
+RATES, without the neighbor. With --first, the server, the neighbor and the driver have priority over
+everything else on the machine.
 """
 
 from __future__ import annotations

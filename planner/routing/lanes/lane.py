@@ -130,8 +130,7 @@ class LaneState:
             self.waiting += min(1.0, all_s / WAITING_MEMORY_S) * (waiting - self.waiting)
         else:
             self.waiting -= weight * self.waiting
-        self.correction.stretch = 1 / (1 - self.waiting)
-        self.correction.tick(now_s, passed_s, max(1, round(self.mean_batch_rows)))
+        self.correction.tick(now_s, passed_s, max(1, round(self.mean_batch_rows)), 1 / (1 - self.waiting))
         self.busy_s = self.waited_s = 0.0
 
     def release(self, now_s: float) -> None:

@@ -71,8 +71,7 @@ class Correction:
     undisturbed: factor on the profiled median, with the smallest shift between the last two ticks and without
         waits for a CPU.
     cautious_tail: factor on the profiled tail for a batch that must not be late.
-    stretch: time from begin to end over time at work, as the lane may wait for a CPU. Set by the lane
-        before a tick; the other attributes follow.
+    stretch: time from begin to end over time at work, as the lane may wait for a CPU.
     quickest: shortest observed service time over the profiled median; at most 1, as the profiler observed
         the median.
     """
@@ -205,11 +204,12 @@ class Correction:
         self.tail[path] = tail * stretch
         self.cautious_tail[path] = (cautious if cautious > tail else tail) * stretch
 
-    def tick(self, now_s: float, passed_s: float, rows: int) -> None:
+    def tick(self, now_s: float, passed_s: float, rows: int, stretch: float = 1.0) -> None:
         """Decays state that no batch has confirmed since the last tick, passed_s ago.
 
-        rows: a usual batch's.
+        rows: a usual batch's. stretch: from now on.
         """
+        self.stretch = stretch
         if self._batches < len(self._recent):
             kept = exp(-passed_s / SHIFT_MEMORY_S)
             self._shift *= kept

@@ -22,6 +22,15 @@ def read(times: ArrivalTimes, now_s: float, count: int) -> list[Arrival]:
     return arrivals
 
 
+def steady(pause_s: float, count: int, rounds: int = 399) -> ArrivalTimes:
+    """Rounds that each read `count` requests after a pause, and what is known after them."""
+    times = ArrivalTimes()
+    times.begin_reading(1.0, slept=True)
+    for step in range(1, rounds + 1):
+        read(times, 1.0 + pause_s * step, count)
+    return times
+
+
 @pytest.mark.parametrize("pause_s", [0.002, 0.02])
 def test_the_arrivals_of_an_even_stream_are_found_by_their_place(pause_s: float) -> None:
     rate = 5000.0
@@ -52,10 +61,7 @@ def test_a_budget_begins_between_the_last_look_and_now(pauses_s, count, budget_s
 
 
 def test_only_a_disturbed_server_judges_the_age_of_requests_by_their_place():
-    times = ArrivalTimes()
-    times.begin_reading(1.0, slept=True)
-    for step in range(1, 400):
-        read(times, 1.0 + 0.004 * step, 8)
+    times = steady(0.004, 8)
     now_s = times.reading_since_s + 0.004
     arrivals = read(times, now_s, 8)
     ages_s = [now_s - each.budget_start_s(0.01, now_s, disturbed=True) for each in arrivals]
@@ -67,10 +73,7 @@ def test_only_a_disturbed_server_judges_the_age_of_requests_by_their_place():
 
 @pytest.mark.parametrize("disturbed", [False, True])
 def test_after_a_long_pause_only_the_latest_requests_have_time_left(disturbed):
-    times = ArrivalTimes()
-    times.begin_reading(1.0, slept=True)
-    for step in range(1, 400):
-        read(times, 1.0 + 0.01 * step, 10)
+    times = steady(0.01, 10)
     now_s = times.reading_since_s + 0.04
     left_s = [0.01 - (now_s - each.budget_start_s(0.01, now_s, disturbed)) for each in read(times, now_s, 40)]
     assert max(left_s[:28]) <= 0
@@ -99,10 +102,7 @@ def test_a_client_that_waited_for_its_answer_sent_the_next_request_after_it():
 
 
 def test_a_budget_shorter_than_the_time_between_arrivals_begins_now():
-    times = ArrivalTimes()
-    times.begin_reading(1.0, slept=True)
-    for step in range(1, 100):
-        read(times, 1.0 + 0.01 * step, 10)
+    times = steady(0.01, 10, 99)
     now_s = times.reading_since_s + 0.01
     for each in read(times, now_s, 10):
         assert each.budget_start_s(1e-8, now_s, False) == now_s
