@@ -27,6 +27,7 @@ from polyrec.models.allocator import retain_freed_memory
 from polyrec.models.bundle.bundle import load_bundle
 from polyrec.planner.plan import Plan
 from polyrec.planner.routing.query import Dispatch
+from polyrec.planner.routing.router import Router
 from polyrec.server.app.engine import Engine
 from polyrec.server.clock import clock
 from polyrec.server.codecs.rows import Tensors
@@ -64,15 +65,15 @@ def queries(plan: Plan, case: dict[str, Any]) -> tuple[list[Tensors], NDArray[np
 class Recorder:
     """Predicted and observed seconds of every batch, taken where the router is told of it."""
 
-    def __init__(self, router: Any) -> None:
+    def __init__(self, router: Router) -> None:
         self.batches: list[tuple[int, float, float]] = []
         done = router.done
 
-        def recorded(dispatch: Dispatch, now_s: float, took_s: float) -> None:
+        def recorded(dispatch: Dispatch, now_s: float, took_s: float, waited_s: float = 0.0) -> None:
             self.batches.append((dispatch.rows, dispatch.tail_s, took_s))
-            done(dispatch, now_s, took_s)
+            done(dispatch, now_s, took_s, waited_s)
 
-        router.done = recorded
+        router.done = recorded  # type: ignore[method-assign]
 
 
 async def closed_loop(dispatcher: Any, rows: list[Tensors], first: int, seconds: float) -> float:
