@@ -74,7 +74,8 @@ def complete(state: RouterState, dispatch: Dispatch, now_s: float, learner: Poli
                 query.path, query.reason = dispatch.path, dispatch.reason
         else:
             query.done_rows += part.rows
-            completes = query.done_rows >= query.rows
+            # one that expired while it executed is recorded already
+            completes = query.done_rows >= query.rows and not query.expired
             if completes and query.deadline_s < now_s:
                 budget_s = query.deadline_s - query.arrival_s
                 record_loss(state, query.rows, budget_s, now_s - query.deadline_s, query.best_only)

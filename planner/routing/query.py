@@ -66,6 +66,7 @@ class Query:
     retries, failed: number of abandoned batches that contained it, and whether a lane died or failed with
         one.
     settled: whether it was answered, expired or canceled.
+    expired: whether its deadline passed before its answer; its batch may still be running.
     misses, reading: missing rows at arrival, and whether they are still being read.
     """
 
@@ -82,6 +83,7 @@ class Query:
     retries: int = 0
     failed: bool = False
     settled: bool = False
+    expired: bool = False
     misses: Misses = NO_MISSES
     reading: bool = False
 

@@ -59,3 +59,22 @@ def test_loss_of_a_query_lowers_quality_by_its_share_of_the_best_paths_gain(lane
     hybrid, table = (path.quality for path in CPU)
     at_stake = sum(rows * (hybrid - table) * KEPT_PER_TICK**ago for ago in range(100))
     assert driver.router.state.loss_backoff.level == pytest.approx(3 * hybrid / at_stake, rel=0.05)
+
+
+def test_a_query_that_expires_while_it_executes_counts_once():
+    driver = RouterDriver(router(CPU, cpu_lanes(1)))
+    budget_s = 1.1e-3
+    for _ in range(100):
+        driver.submit(25, budget_s)
+        driver.run(driver.now_s + 0.1)
+        driver.router.tick(driver.now_s)
+    query = driver.submit(25, budget_s)
+    driver.turn()
+    driver.now_s = query.deadline_s
+    driver.turn()
+    assert driver.ends[query] == ["expired"]
+    lost_share = driver.router.state.loss_backoff.avoidable_share(1.0)
+    assert lost_share > 0
+    driver.now_s += 1e-4
+    driver.done(0)
+    assert driver.router.state.loss_backoff.avoidable_share(1.0) == lost_share
