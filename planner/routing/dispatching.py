@@ -59,15 +59,18 @@ def dispatch_batch(
     return dispatch
 
 
-def complete(state: RouterState, dispatch: Dispatch, now_s: float, learner: Policy | None) -> None:
+def complete(
+    state: RouterState, dispatch: Dispatch, stranded: Sequence[Part], now_s: float, learner: Policy | None
+) -> None:
     """Completes the queries of an executed batch. A lost batch or a probe only completes unsplit queries.
 
+    stranded: parts of a lost batch that were not queued again, so that no other batch has them.
     learner: the policy if it wants to know about finished queries.
     """
     is_copy = dispatch.lost or dispatch.probe
     for part in dispatch.parts:
         query = part.query
-        if is_copy:
+        if is_copy and part not in stranded:
             completes = not query.settled and part.rows == query.rows and not query.done_rows
             if completes:
                 query.done_rows = query.rows

@@ -178,7 +178,8 @@ class Router:
     def done(self, dispatch: Dispatch, now_s: float, took_s: float, waited_s: float = 0.0) -> None:
         """Records an executed batch, corrects the lane's latency model and completes queries.
 
-        A lost dispatch or a probe completes only unsettled queries that it contains as a whole.
+        A lost dispatch or a probe completes only unsettled queries that it contains as a whole, or parts that
+        no other lane could execute in time.
 
         took_s: service time.
         waited_s: seconds beside it in which an inline lane waited for a CPU that other programs used. They
@@ -186,6 +187,7 @@ class Router:
         """
         state = self.state
         lane = state.lanes[dispatch.lane]
+        stranded = lane.stranded
         if lane.in_flight is dispatch:
             lane.release(now_s)
         path, rows = dispatch.path, dispatch.rows
@@ -206,7 +208,7 @@ class Router:
                 if factors and not breaker.open:
                     lane.correction.reset()
                 self._update_lanes()
-        complete(state, dispatch, now_s, self.policy if self.policy.learns else None)
+        complete(state, dispatch, stranded, now_s, self.policy if self.policy.learns else None)
 
     def failed(self, dispatch: Dispatch, now_s: float) -> list[Query]:
         """Records a failed batch, and requeues the queries that another lane can execute in time.

@@ -296,6 +296,14 @@ def test_a_lane_whose_process_never_returns_leaves_the_rest_working():
     assert missed(outcomes, 0.0, 1.5) == 0
 
 
+def test_large_queries_of_which_a_stalled_lane_has_a_part_end():
+    faults = tuple(Fault("stall", lane, at, at + 0.08) for at in (0.1, 0.4, 0.7) for lane in range(3))
+    times = np.linspace(0, 1, 50)
+    trace = Trace(CPU, Limits(max_batch_rows=512), times, np.full(times.size, 3000), 0.15)
+    outcomes = Simulator(trace, cpu_lanes(3), Routing(), np.random.default_rng(0), faults).run()
+    assert (outcomes.status != Status.PENDING).all()
+
+
 def test_the_only_lane_stalled_drops_at_deadlines_and_recovers():
     rng = np.random.default_rng(1)
     times = arrival_times(Arrivals(), 300, 2.0, rng)
