@@ -40,7 +40,8 @@ class TierMetrics:
         )
         self._table_lookups = registry.counter(
             "polyrec_embedding_table_lookups",
-            "Rows of a table looked up in a tier that holds some of its rows, where rows are in tiers.",
+            "Lookups of the rows of a table that belong to the tier, where rows are in tiers. Unlike by tier "
+            "alone, rows of lower tiers do not count.",
             *("table", "tier"),
         )
         self._table_hits = registry.counter(
