@@ -55,7 +55,8 @@ class LaneState:
     recheck_s: when to consider the lane again if nothing happens.
     last_done_s: time of its last completion.
     mean_batch_rows: recent mean.
-    busy_s: busy seconds since the last tick.
+    busy_s: seconds of the batches that ended since the last tick.
+    running_s: seconds until the last tick of the batch that was running then; `utilization` has them already.
     waited_s: beside them, seconds in which its batches waited for a CPU that other programs used; known only
         for an inline lane.
     utilization: recent share of time at work, including these waits.
@@ -67,7 +68,7 @@ class LaneState:
         "alive", "breaker", "busy_s", "correction", "device", "due_s", "faster", "fastest", "free_s",
         "in_flight", "index", "inline", "large_options", "large_rows", "last_done_s", "max_rows",
         "mean_batch_rows", "merge_rows", "name", "options", "order", "others", "overdue_s", "paths", "rate",
-        "recheck_s", "share", "stranded", "utilization", "waited_s", "waiting",
+        "recheck_s", "running_s", "share", "stranded", "utilization", "waited_s", "waiting",
     )  # fmt: skip
 
     def __init__(
@@ -96,7 +97,7 @@ class LaneState:
         self.due_s = self.overdue_s = self.recheck_s = INF
         self.stranded: list[Part] = []
         self.last_done_s = 0.0
-        self.busy_s = self.waited_s = 0.0
+        self.busy_s = self.waited_s = self.running_s = 0.0
         self.utilization = self.waiting = 0.0
         self.mean_batch_rows = 1.0
 
@@ -123,7 +124,10 @@ class LaneState:
 
     def tick(self, now_s: float, passed_s: float, weight: float) -> None:
         """Updates correction, utilization, waiting. weight: EWMA weight of the time since the last tick."""
-        all_s = self.busy_s + self.waited_s
+        running_s = 0.0 if self.in_flight is None else now_s - self.in_flight.started_s
+        # 0 if the batch that ran at the last tick failed
+        all_s = max(0.0, self.busy_s + self.waited_s + running_s - self.running_s)
+        self.running_s = running_s
         self.utilization += weight * (min(1.0, all_s / passed_s) - self.utilization)
         if all_s > 0:
             waiting = min(MAX_WAITING, self.waited_s / all_s)
