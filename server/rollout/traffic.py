@@ -4,7 +4,7 @@ server/http/call.py asks `RolloutTraffic.choose` for each request and reports th
 
 Only requests that both versions could answer are split and counted, so that both arms get the same kind of
 requests. The stable version answers all others: requests that name a version, tensors of ids if the versions'
-ids differ, and requests without exactly one value of the field that traffic is split by.
+ids differ, and requests without the header, or exactly one value of the feature, by which traffic is split.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ RECENT_S = 0.2
 HEADER = "header:"
 Headers = Iterable[tuple[bytes, bytes]]
 ValueOf = Callable[[Rows, Headers], bytes | None]
-"""Reads the value that traffic is split by from a request; None if it is absent or not unique."""
+"""Reads the value that traffic is split by from a request: the first one of a header, the one of a feature.
+
+None if it is absent, or if rows differ in the feature."""
 
 
 class Arm:
