@@ -330,6 +330,13 @@ def read_labels(file: Path, request_ids: pa.Array | None = None) -> Iterator[pa.
             for column in LABEL_COLUMNS:
                 if column.name not in table.column_names:
                     table = table.append_column(column, pa.nulls(table.num_rows, column.type))
+            place, at = table.column_names.index("time"), table.column("time")
+            if pa.types.is_integer(at.type):
+                # a cast would take them for microseconds, whatever they are
+                raise DataError(f"'{file}': column 'time' has {at.type}; it must have timestamps")
+            # pandas makes nanoseconds, and those of a time that was a float are no whole microseconds
+            whole = pc.CastOptions(TIME_TYPE, allow_time_truncate=True)
+            table = table.set_column(place, "time", pc.cast(at, options=whole))
             yield table.select(LABEL_COLUMNS.names).cast(LABEL_COLUMNS)
     except (OSError, pa.ArrowException) as e:
         raise DataError(f"cannot read '{file}': {str(e).splitlines()[0]}") from None

@@ -225,6 +225,22 @@ def test_files_of_labels_from_elsewhere_need_no_time(folder: Path) -> None:
     assert clicked(folder) == {"a": 0, "b": 1}
 
 
+def test_times_of_labels_may_be_finer_than_the_logs_and_are_no_plain_integers(folder: Path) -> None:
+    write(folder, "requests", "2026-11-23T12", [answered("r", 0, "ab")])
+    (folder / "feedback").mkdir()
+
+    def put(times: pa.Array) -> None:
+        labels = pa.table({"request_id": ["r", "r"], "row": [0, 1], "label": [1, 1], "time": times})
+        pq.write_table(labels, folder / "feedback" / "orders.parquet")
+
+    within_ns, late_ns = int(NOON_S) * 10**9 + 1, (int(NOON_S) + 10**6) * 10**9 + 1
+    put(pa.array([within_ns, late_ns], pa.timestamp("ns", tz="UTC")))
+    assert clicked(folder) == {"a": 1, "b": 0}
+    put(pa.array([int(NOON_S), int(NOON_S) + 10**6]))
+    with pytest.raises(DataError, match=r"orders\.parquet': column 'time' has int64"):
+        read(folder)
+
+
 def test_plain_rows_of_one_request_are_counted_through(folder: Path) -> None:
     rows = [answered("r", 0, "a"), answered("r", 0, "b", user="v", row=1), answered("s", 0, "c")]
     write(folder, "requests", "2026-11-23T12", rows)
