@@ -128,8 +128,10 @@ def check(iteration: Iteration, folder: LoopFolder, settings: LoopSettings) -> S
 def _reference(folder: LoopFolder, plan: Plan, serving: str) -> float | None:
     """Returns the information gain of the serving plan's best path when first measured; None if unknown."""
     learned = [i for i in folder.iterations() if i.figures("train").get("version") == serving]
-    if learned and learned[-1].figures("evaluate"):
-        return float(learned[-1].figures("evaluate")["information"][0])
+    if learned and (evaluated := learned[-1].figures("evaluate")):
+        # None if an operator forced an iteration whose newest rows have one label
+        value: float | None = evaluated["information"][0]
+        return value
     bundle = load_bundle(only_bundle(plan))
     found = [bundle.at_width(path.width).test_metrics.get("information") for path in plan.paths]
     return max((value for value in found if value is not None), default=None)

@@ -91,6 +91,24 @@ def test_a_day_without_labels_is_held_back(copied: Copied, days: Sequence[pa.Tab
     assert held.reason.startswith("0 clicks in the newest rows where the serving model expects")
 
 
+def test_after_a_forced_day_of_one_label_there_is_nothing_to_compare_with(
+    copied: Copied, days: Sequence[pa.Table]
+) -> None:
+    looped = copied()
+    rows = days[1]
+    at = rows.column_names.index("clicked")
+    looped.log_day(1, rows.set_column(at, "clicked", pa.array([0] * rows.num_rows)))
+    looped.folder.give("force", looped.until("held").number)
+    looped.put_trained()
+    held = looped.until("held")
+    assert held.figures("evaluate")["information"] == [None, None, None]
+    looped.folder.give("force", held.number)
+    looped.until("published")
+    looped.log_day(2, days[2])
+    checked = looped.until("train")
+    assert checked.reason.endswith("; nothing to compare it with")
+
+
 def test_an_operator_forces_what_was_held_and_drops_it_later(
     copied: Copied, days: Sequence[pa.Table]
 ) -> None:
