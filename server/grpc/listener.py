@@ -98,6 +98,9 @@ def _options(limits: ConnectionLimits, max_bytes: int) -> list[tuple[str, int]]:
         ("grpc.so_reuseport", 1),
         ("grpc.max_receive_message_length", max_bytes),
         ("grpc.max_concurrent_streams", CONCURRENT_STREAMS),
+        # else gRPC fits windows to the network's speed, and buffers 16 MiB and more of each stream that is
+        # not read; without, 64 KiB, and the rest of a message once it is awaited
+        ("grpc.http2.bdp_probe", 0),
         ("grpc.max_allowed_incoming_connections", limits.connections),
         ("grpc.server_handshake_timeout_ms", round(1e3 * HANDSHAKE_S)),
         # pings detect connections whose client is gone

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import select
 import shutil
 import signal
 import socket
+import struct
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -19,7 +21,7 @@ import pytest
 from polyrec.loadtest.drivers.server_pages import MetricSamples
 from polyrec.server.app.listening import address_of, reserve
 from polyrec.server.child import ServerProcess, StartFailed
-from polyrec.server.grpc.messages import SERVICE
+from polyrec.server.grpc.messages import SERVICE, message_class
 from tests.forking import start
 from tests.server.app.test_tls import certified
 from tests.server.grpc.conftest import Stub, infer_request, probabilities
@@ -29,7 +31,10 @@ Tensors = Callable[[Any], dict[str, Any]]
 Code = grpc.StatusCode
 TOKEN, SLOW = "ranking-token-0123456789", "slow-token-0123456789"
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-DATA, HEADERS, SETTINGS, END_STREAM, END_HEADERS, FRAME_HEAD = 0, 1, 4, 1, 4, 9
+DATA, HEADERS, SETTINGS, PING, WINDOW_UPDATE = 0, 1, 4, 6, 8
+ACK, END_STREAM, END_HEADERS, FRAME_HEAD = 1, 1, 4, 9
+WINDOW, LONGEST_FRAME = 65_535, 16_384
+"""Bytes that may be sent, altogether and in a frame, before the first setting or update."""
 NO_WINDOW = bytes((0, 4, 0, 0, 0, 0))
 """The setting INITIAL_WINDOW_SIZE, 0: the server may send no data."""
 PLACES = 8
@@ -210,12 +215,17 @@ def test_an_http_request_to_the_grpc_port_is_no_harm(grpc_server: ServerProcess,
     assert stub.ask("ServerReady").ready
 
 
-def call(stream: int) -> bytes:
-    """A call with an empty message."""
-    given = {":method": "POST", ":scheme": "http", ":path": f"/{SERVICE}/ServerLive", ":authority": "a"}
+def head(stream: int, method: str) -> bytes:
+    """The beginning of a call."""
+    given = {":method": "POST", ":scheme": "http", ":path": f"/{SERVICE}/{method}", ":authority": "a"}
     given |= {"te": "trailers", "content-type": "application/grpc"}
     block = b"".join(field(name.encode(), value.encode()) for name, value in given.items())
-    return frame(HEADERS, END_HEADERS, stream, block) + frame(DATA, END_STREAM, stream, bytes(5))
+    return frame(HEADERS, END_HEADERS, stream, block)
+
+
+def call(stream: int) -> bytes:
+    """A call with an empty message."""
+    return head(stream, "ServerLive") + frame(DATA, END_STREAM, stream, bytes(5))
 
 
 def read_responses(connection: socket.socket, most: int) -> int:
@@ -249,3 +259,76 @@ def test_calls_whose_responses_are_not_read_keep_no_other_client_out(
             assert all(Stub(channel).ask("ServerLive").live for _ in range(PLACES))
     # gRPC logged a traceback when a client left without reading
     assert all(" polyrec.server: " in line for line in file.read_text().splitlines())
+
+
+class Sender:
+    """Sends one stream as many bytes as the server's windows allow, and reads no response."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._received = b""
+        self._initial = WINDOW
+        self._window = {0: WINDOW, 1: WINDOW}
+        self.sent = 0
+        connection.sendall(PREFACE + frame(SETTINGS, 0, 0, NO_WINDOW) + head(1, "ModelStreamInfer"))
+
+    def send(self, message: bytes) -> None:
+        """Sends messages until a window is used up."""
+        while room := max(0, min(self._window.values())):
+            at = self.sent % len(message)
+            part = message[at : at + min(room, LONGEST_FRAME)]
+            self._connection.sendall(frame(DATA, 0, 1, part))
+            self.sent += len(part)
+            for stream in self._window:
+                self._window[stream] -= len(part)
+
+    def receive(self) -> None:
+        """Reads what has come, or comes soon."""
+        if not select.select([self._connection], [], [], 0.01)[0]:
+            return
+        more = self._connection.recv(65536)
+        assert more, "the server closed the connection"
+        self._received += more
+        while len(self._received) >= FRAME_HEAD:
+            end = FRAME_HEAD + int.from_bytes(self._received[:3], "big")
+            if len(self._received) < end:
+                return
+            kind, flags, stream = (
+                self._received[3],
+                self._received[4],
+                int.from_bytes(self._received[5:9], "big"),
+            )
+            self._note(kind, flags & ACK, stream, self._received[FRAME_HEAD:end])
+            self._received = self._received[end:]
+
+    def _note(self, kind: int, is_ack: int, stream: int, payload: bytes) -> None:
+        if kind == WINDOW_UPDATE:
+            self._window[stream] += int.from_bytes(payload, "big")
+        elif kind in (SETTINGS, PING) and not is_ack:
+            self._connection.sendall(frame(kind, ACK, 0, payload if kind == PING else b""))
+            for at in range(0, len(payload) if kind == SETTINGS else 0, 6):
+                if payload[at : at + 2] == NO_WINDOW[:2]:
+                    initial = int.from_bytes(payload[at + 2 : at + 6], "big")
+                    self._window[1] += initial - self._initial
+                    self._initial = initial
+
+
+def test_of_a_stream_that_is_not_read_no_more_is_buffered_than_its_messages_and_a_window(
+    bundle_dir: Path,
+) -> None:
+    most = 2**16
+    settings = {"bundle": bundle_dir, "drain_grace_s": 0, "grpc_port": 0, "write_timeout_s": 1}
+    with start(settings | {"max_body_bytes": most}) as server, httpx.Client(base_url=server.url) as client:
+        host, port = str(server.grpc).split(":")
+        with socket.create_connection((host, int(port))) as connection:
+            # answered by an error with its id, so that the second answer no longer fits gRPC's own buffer
+            request = message_class("ModelInferRequest")(id="x" * 50_000).SerializeToString()
+            sender, message = Sender(connection), struct.pack(">BI", 0, len(request)) + request
+            given_up = 0.0
+            while not given_up:
+                sender.send(message)
+                sender.receive()
+                given_up = MetricSamples(client.get("/metrics").text).total(
+                    "polyrec_limited_total", limit="grpc_write"
+                )
+            assert most < sender.sent < 8 * most
