@@ -36,6 +36,7 @@ from polyrec.server.app.signals import ignores_sighup
 from polyrec.server.child import exit_description
 from polyrec.server.clock import clock
 from polyrec.server.grpc.opening import require_packages
+from polyrec.server.record_pipe import CLOSE_S
 
 log = logging.getLogger("polyrec.server")
 
@@ -46,8 +47,8 @@ WATCH_S = 2.0
 """Time between two checks of a process."""
 SILENT_S = 5.0
 """Time without an answer after which a process is reported. Budgets are far shorter."""
-END_S = 5.0
-"""Time, beyond that of the drain, in which a process that does not answer may end."""
+END_S = CLOSE_S + 8.0
+"""Time, beyond that of the drain, in which processes may end; most of it is for their prediction logs."""
 LIVEZ = b"GET /livez HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -118,13 +119,22 @@ class _Supervisor:
     def _signaled(self, number: int) -> None:
         """Forwards a signal. All processes then end, except on a SIGHUP that makes them reload files."""
         stops = number != signal.SIGHUP or not self._rereads
-        self._stopping |= stops
+        if stops and not self._stopping:
+            self._stopping = True
+            start_task(self._kill_late(), "the end of server processes")
         for i, process in self._processes.items():
             if stops or i in self._serving:
                 with suppress(ProcessLookupError):
                     process.send_signal(number)
             else:
                 self._rereads_later.add(i)
+
+    async def _kill_late(self) -> None:
+        """Kills processes that have not ended some time after a stop signal, as one that hangs never does."""
+        await asyncio.sleep(self._settings.drain_grace_s + self._settings.drain_timeout_s + END_S)
+        for process in self._processes.values():
+            log.error("server process %d did not end; it is killed", process.pid)
+            process.kill()
 
     async def _run_process(self, i: int) -> int:
         """Runs one process and restarts it whenever it dies; returns its exit status after a stop signal."""
@@ -198,21 +208,17 @@ class _Supervisor:
         return process, own_end
 
     async def _watch(self, i: int, process: asyncio.subprocess.Process) -> None:
-        """Logs when a process stops answering and when it answers again.
-
-        One that does not answer when the server ends, and so takes no notice of the signal, is killed after
-        the time of the drain.
-        """
+        """Logs when a process stops answering and when it answers again."""
         own = self._own[i]
         silent_since_s: float | None = None
         while True:
             await asyncio.sleep(WATCH_S)
             if self._stopping:
-                break
+                return
             asked_s = clock()
             answers = await _answers(own)
             if self._stopping:  # it may no longer accept connections
-                break
+                return
             if answers and silent_since_s is not None:
                 silent_for_s, silent_since_s = clock() - silent_since_s, None
                 log.warning("server process %d answers again, after %.0f s", process.pid, silent_for_s)
@@ -223,10 +229,6 @@ class _Supervisor:
                     "still reach it. After `kill -9 %d` another one starts",
                     *(process.pid, address_of(own), SILENT_S, process.pid),
                 )
-        if silent_since_s is not None:
-            await asyncio.sleep(self._settings.drain_grace_s + self._settings.drain_timeout_s + END_S)
-            log.error("server process %d did not answer and did not end; it is killed", process.pid)
-            process.kill()
 
     def _note_ready(self, i: int, ready: dict[str, Any]) -> None:
         """Announces the port once every process has been ready once."""
