@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import socket
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 import orjson
 
 from polyrec.models.errors import PolyrecError
 from polyrec.server.http.connection.limits import ACCEPTS_PER_ITERATION
+
+log = logging.getLogger("polyrec.server")
 
 BACKLOG = 2048
 
@@ -101,3 +105,11 @@ class Ready:
     def line(self) -> str:
         """Returns one line of JSON, for the program that started the server."""
         return orjson.dumps({"event": "ready"} | asdict(self)).decode()
+
+
+def announce(ready: Ready, on_ready: Callable[[Ready], object]) -> None:
+    """Calls `on_ready`, which writes to standard output, and logs if that cannot be written."""
+    try:
+        on_ready(ready)
+    except OSError as e:  # a full disk or a closed pipe
+        log.warning("ready, but standard output cannot be written: %s", e.strerror)

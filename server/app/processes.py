@@ -28,7 +28,7 @@ import orjson
 
 from polyrec.models.errors import PolyrecError
 from polyrec.server.app.background import start_task
-from polyrec.server.app.listening import Ready, address_of, listen, reserve, url_of
+from polyrec.server.app.listening import Ready, address_of, announce, listen, reserve, url_of
 from polyrec.server.app.logs import log_to_stderr
 from polyrec.server.app.settings.environment import PREFIX, variables_of
 from polyrec.server.app.settings.settings import Settings
@@ -238,17 +238,16 @@ class _Supervisor:
         self._announced = True
         first = self._ready[0]
         scheme = first["url"].partition(":")[0]
-        self._on_ready(
-            Ready(
-                url=url_of(scheme, self._shared),
-                pid=os.getpid(),
-                paths=tuple(first["paths"]),
-                runtime=first["runtime"],
-                bundle_version=first["bundle_version"],
-                processes=tuple(self._ready[j]["url"] for j in sorted(self._ready)),
-                grpc=first["grpc"],
-            )
+        ready = Ready(
+            url=url_of(scheme, self._shared),
+            pid=os.getpid(),
+            paths=tuple(first["paths"]),
+            runtime=first["runtime"],
+            bundle_version=first["bundle_version"],
+            processes=tuple(self._ready[j]["url"] for j in sorted(self._ready)),
+            grpc=first["grpc"],
         )
+        announce(ready, self._on_ready)
 
 
 async def _answers(own: socket.socket) -> bool:

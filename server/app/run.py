@@ -42,6 +42,7 @@ from polyrec.server.app.listening import (
     BACKLOG,
     Ready,
     address_of,
+    announce,
     duplicate_listener,
     listen,
     reserve,
@@ -304,10 +305,7 @@ async def _announce(
     """Starts gRPC if configured, then announces that the server is ready."""
     if grpc is not None:
         await grpc.start(models)
-    try:
-        on_ready(_ready(models, url, grpc))
-    except OSError as e:  # a full disk or a closed pipe
-        log.warning("ready, but standard output cannot be written: %s", e.strerror)
+    announce(_ready(models, url, grpc), on_ready)
 
 
 def _end_processes(models: ModelRepository) -> None:

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
+from polyrec.server.app import healthcheck
 from polyrec.server.app.listening import listen
 from polyrec.server.child import ServerProcess, start
 
@@ -186,6 +187,24 @@ def test_a_bundle_that_cannot_be_opened_ends_all_with_its_reason(tmp_path: Path)
     assert f"polyrec: error: no bundle in '{tmp_path}'" in ended.stderr or "manifest.json" in ended.stderr
     assert "a server process ended with status 2 before it was ready" in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+def test_a_full_disk_does_not_stop_serving(bundle_dir: Path, tmp_path: Path) -> None:
+    given = {k: v for k, v in os.environ.items() if not k.startswith("POLYREC_")}
+    given |= {"POLYREC_BUNDLE": str(bundle_dir), "POLYREC_PROCESSES": "2", "POLYREC_PORT": "0"}
+    given |= {"POLYREC_DRAIN_GRACE_S": "0"}
+    messages = tmp_path / "messages"
+    with open("/dev/full", "w") as full, messages.open("w") as stderr:
+        command = [sys.executable, "-m", "polyrec.server"]
+        server = subprocess.Popen(command, env=given, stdout=full, stderr=stderr)
+    try:
+        told = "ready, but standard output cannot be written: No space left on device"
+        assert eventually(lambda: told in messages.read_text() or server.poll() is not None)
+        assert healthcheck.main([str(server.pid)]) == 0
+    finally:
+        server.terminate()
+        server.wait(timeout=LIVENESS_S)
+    assert "Traceback" not in messages.read_text()
 
 
 def _refuses(port: int) -> bool:
