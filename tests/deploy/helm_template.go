@@ -8,6 +8,7 @@ package main
 
 import (
 	"bytes"
+	"encoding/json"
 	"fmt"
 	"log"
 	"os"
@@ -35,6 +36,15 @@ func read(path string) []byte {
 func parse(text []byte) map[string]interface{} {
 	parsed := map[string]interface{}{}
 	if err := yaml.Unmarshal(text, &parsed); err != nil {
+		log.Fatal(err)
+	}
+	// Helm reads YAML as JSON, of which Go makes all numbers float64
+	asJson, err := json.Marshal(parsed)
+	if err != nil {
+		log.Fatal(err)
+	}
+	parsed = map[string]interface{}{}
+	if err := json.Unmarshal(asJson, &parsed); err != nil {
 		log.Fatal(err)
 	}
 	return parsed

@@ -68,9 +68,11 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built
 
 
-def run(program: Path, values: dict[str, Any], namespace: str = "shop") -> subprocess.CompletedProcess[str]:
+def run(
+    program: Path, values: dict[str, Any], namespace: str = "shop", release: str = "rec"
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [program, CHART, "rec", namespace],
+        [program, CHART, release, namespace],
         input=yaml.safe_dump(values),
         capture_output=True,
         text=True,
@@ -79,9 +81,9 @@ def run(program: Path, values: dict[str, Any], namespace: str = "shop") -> subpr
     )
 
 
-def render(program: Path, values: dict[str, Any], namespace: str = "shop") -> Manifests:
+def render(program: Path, values: dict[str, Any], namespace: str = "shop", release: str = "rec") -> Manifests:
     """Renders the chart with these values over its own."""
-    told = run(program, values, namespace)
+    told = run(program, values, namespace, release)
     assert told.returncode == 0, told.stderr
     sources = told.stdout.split("---\n")[1:]
     parsed = [yaml.safe_load(text) for text in sources if not text.startswith("# Source: NOTES.txt")]
@@ -103,6 +105,24 @@ def test_kubernetes_accepts_what_is_rendered(manifests: Manifests) -> None:
         if not manifest["apiVersion"].startswith("monitoring.coreos.com"):
             kubernetes_validate.validate(manifest, KUBERNETES, strict=True)
         assert manifest["metadata"]["name"] == "rec-polyrec", kind
+
+
+@pytest.mark.parametrize("name", ["123", "1e3", "true", "null"])
+def test_names_that_yaml_would_read_as_something_else_stay_names(program: Path, name: str) -> None:
+    values = ALL | {"adminToken": {"secretName": name, "key": name}, "tokens": {"secretName": name}}
+    values |= {"tls": {"secretName": name}, "serviceAccountName": name, "priorityClassName": name}
+    rendered = render(program, values, release=name)
+    for kind in ("Deployment", "Service", "PodDisruptionBudget", "HorizontalPodAutoscaler"):
+        kubernetes_validate.validate(rendered[kind], KUBERNETES, strict=True)
+        assert rendered[kind]["metadata"]["labels"]["app.kubernetes.io/instance"] == name
+
+
+def test_arguments_are_as_in_the_values(program: Path) -> None:
+    limits = ["--prediction-log-max-bytes", 50_000_000_000, "--access-log", 0.01]
+    serve = {"plan": "day 1: #2.json", "extraArgs": limits}
+    given = build_parser().parse_args(container(render(program, VOLUME | {"serve": serve}))["args"])
+    assert given.plan == ["/bundle/day 1: #2.json"]
+    assert (given.prediction_log_max_bytes, given.access_log) == (50_000_000_000, 0.01)
 
 
 def test_only_requested_objects_are_rendered(program: Path) -> None:

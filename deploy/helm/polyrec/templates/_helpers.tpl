@@ -4,7 +4,7 @@
 
 {{- define "polyrec.selector" -}}
 app.kubernetes.io/name: polyrec
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end }}
 
 {{- define "polyrec.labels" -}}
