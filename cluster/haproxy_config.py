@@ -86,6 +86,8 @@ def _errors() -> Iterator[str]:
 
 # - retry-on: predictions change nothing, so they can be retried on another replica. Administration is denied,
 #   because it would reach an arbitrary replica.
+# - http-buffer-request: a request is retried only if it was whole when first sent, and most clients send the
+#   body after the head.
 # - idle-close-on-response: after a reload, a client's idle connection is closed with its next response;
 #   closing it while idle could lose a request that is on its way.
 # - observe: the first failed connection takes a server out until its next check.
@@ -108,6 +110,7 @@ defaults
     timeout queue 250ms
     timeout check 2s
     option idle-close-on-response
+    option http-buffer-request
     option redispatch 1
     retries {RETRIES}
     retry-on conn-failure empty-response junk-response 503
