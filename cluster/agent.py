@@ -34,12 +34,19 @@ class Agent:
 
     async def start(self, host: str) -> int:
         """Reads the metrics once, starts to listen, and returns the port."""
-        await self._read()
-        self.nominal_rows_s = self.state.capacity_rows_s
+        await self.measure()
         self._server = await asyncio.start_server(self._answer, host, 0)
         self._tasks.append(repeat(self._read_again, READ_INTERVAL_S, "reading a server's metrics"))
         port: int = self._server.sockets[0].getsockname()[1]
         return port
+
+    async def measure(self) -> None:
+        """Reads the nominal capacity, of a server that has just opened its plan.
+
+        Raises aiohttp.ClientError, TimeoutError or OSError.
+        """
+        await self._read()
+        self.nominal_rows_s = self.state.capacity_rows_s
 
     def stop(self) -> None:
         """Closes the port."""

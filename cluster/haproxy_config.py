@@ -39,7 +39,7 @@ HARD_STOP_S = 60
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Address of a replica. rows_s: capacity when it was opened, 0 if unknown."""
+    """Address of a replica. rows_s: capacity of its plan when that was opened, 0 if unknown."""
 
     name: str
     host: str

@@ -13,7 +13,7 @@ import os
 import secrets
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import aiohttp
@@ -135,12 +135,17 @@ class Replica:
     async def _reload(self, plan: str) -> None:
         assert self._client is not None
         assert self._endpoint is not None
+        assert self._agent is not None
         url = f"{self._endpoint.url}/v1/admin/reload"
         headers = {"Authorization": f"Bearer {self._settings['admin_token']}"}
         timeout = aiohttp.ClientTimeout(total=RELOAD_S)
         async with self._client.post(url, json={"plan": plan}, headers=headers, timeout=timeout) as got:
             if got.status != 200:
                 raise ClusterError(f"{self._name} did not open '{plan}': {await got.text()}")
+        # the balancer weighs replicas by the capacity of their plans; announced with the next announcement
+        with suppress(aiohttp.ClientError, TimeoutError, OSError):
+            await self._agent.measure()
+            self._endpoint = replace(self._endpoint, rows_s=self._agent.nominal_rows_s)
 
     async def _watch(self) -> None:
         """Ends this process once the server has ended, so that Serve starts another replica."""
