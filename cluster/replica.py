@@ -148,9 +148,14 @@ class Replica:
             self._endpoint = replace(self._endpoint, rows_s=self._agent.nominal_rows_s)
 
     async def _watch(self) -> None:
-        """Ends this process once the server has ended, so that Serve starts another replica."""
+        """Ends this process once the server or Ray's node has ended, as Serve starts another replica.
+
+        Ray itself ends the actors of a node that was killed, but not where nothing reaps the dead raylet, as
+        in a container without an init. Such a replica would serve on, and get no further plan.
+        """
         assert self._server is not None
-        while self._server.process.poll() is None:
+        raylet = os.getppid()
+        while self._server.process.poll() is None and os.getppid() == raylet:
             await asyncio.sleep(WATCH_S)
         await self._leave()
         os._exit(1)

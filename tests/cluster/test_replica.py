@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,43 +34,73 @@ class Handle:
     def __init__(self, balancer: Balancer) -> None:
         self.announced: asyncio.Queue[Endpoint] = asyncio.Queue()
         self.add, self.remove = SimpleNamespace(remote=self._add), SimpleNamespace(remote=balancer.remove)
-        self._balancer = balancer
+        self.balancer = balancer
 
     async def _add(self, endpoint: Endpoint, state: dict[str, Any]) -> None:
-        await self._balancer.add(endpoint, state)
+        await self.balancer.add(endpoint, state)
         await self.announced.put(endpoint)
 
 
+@pytest.fixture
+def handle(bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Handle]:
+    """The way to a balancer; a replica of this process has a name and an address."""
+    spec = ClusterSpec(ingress="ray", groups=(GroupSpec(plan=tmp_path / "plan.json"),))
+    handle = Handle(Balancer(str(tmp_path / "balancer"), spec.model_dump_json()))
+    context = SimpleNamespace(replica_id=SimpleNamespace(unique_id="one"))
+    monkeypatch.setattr(serve, "get_replica_context", lambda: context)
+    monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "127.0.0.1")
+    monkeypatch.setattr(ray, "get_actor", lambda *_: handle)
+    monkeypatch.setattr(replica, "ANNOUNCE_S", 0)
+    # Serve awaits this; Python would call it too, and not await it
+    monkeypatch.delattr(replica.Replica, "__del__")
+    yield handle
+    gc.collect()
+
+
+STOP = replica.Replica.__del__
+
+
 def test_a_rolled_replica_announces_the_capacity_of_its_new_plan(
-    bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bundle: Bundle, tmp_path: Path, handle: Handle
 ) -> None:
-    plans = {row_us: tmp_path / f"{row_us}.json" for row_us in (400, 100)}
-    for row_us, file in plans.items():
+    plans = [tmp_path / "slow.json", tmp_path / "fast.json"]
+    for file, row_us in zip(plans, (400, 100), strict=True):
         plan = single_path_plan(bundle.path, bundle.name, "onnx")
         took_s = (row_us * 1e-6, row_us * 1024e-6)
         latency = LatencyModel(rows=(1, 1024), median_s=took_s, tail_s=took_s)
         path = plan.paths[0].model_copy(update={"latency": latency})
         save_plan(plan.model_copy(update={"paths": (path,)}), file)
-    spec = ClusterSpec(ingress="ray", groups=(GroupSpec(plan=plans[400]),)).model_dump_json()
 
     async def announced() -> list[float]:
-        handle = Handle(Balancer(str(tmp_path / "balancer"), spec))
-        monkeypatch.setattr(ray, "get_actor", lambda *_: handle)
         rolled = replica.Replica("all", {"drain_grace_s": "0"})
         found = []
-        for revision, file in enumerate(plans.values()):
+        for revision, file in enumerate(plans):
             await rolled.reconfigure({"plan": str(file), "revision": revision})
             while not handle.announced.empty():
                 handle.announced.get_nowait()
             found.append((await handle.announced.get()).rows_s)
-        await rolled.__del__()
-        monkeypatch.delattr(replica.Replica, "__del__")  # which Python would call as well, and not await
+        await STOP(rolled)
         return found
 
-    context = SimpleNamespace(replica_id=SimpleNamespace(unique_id="one"))
-    monkeypatch.setattr(serve, "get_replica_context", lambda: context)
-    monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "127.0.0.1")
-    monkeypatch.setattr(replica, "ANNOUNCE_S", 0)
     slow, fast = asyncio.run(announced())
-    gc.collect()  # while the class is without it
     assert fast == pytest.approx(4 * slow, rel=0.1)
+
+
+def test_a_replica_whose_node_is_gone_leaves_and_ends(
+    bundle: Bundle, tmp_path: Path, handle: Handle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_plan(single_path_plan(bundle.path, bundle.name, "onnx"), tmp_path / "plan.json")
+
+    async def status() -> int:
+        ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        alone = replica.Replica("all", {"drain_grace_s": "0"})
+        await alone.reconfigure({"plan": str(tmp_path / "plan.json")})
+        await handle.announced.get()
+        monkeypatch.setattr(os, "_exit", ended.set_result)
+        monkeypatch.setattr(os, "getppid", lambda: 1)
+        found = await asyncio.wait_for(ended, 60)
+        assert await handle.balancer.replicas() == []
+        await STOP(alone)
+        return found
+
+    assert asyncio.run(status()) == 1
