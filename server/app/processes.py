@@ -238,7 +238,7 @@ class _Supervisor:
         self._announced = True
         first = self._ready[0]
         scheme = first["url"].partition(":")[0]
-        ready = Ready(
+        whole = Ready(
             url=url_of(scheme, self._shared),
             pid=os.getpid(),
             paths=tuple(first["paths"]),
@@ -247,7 +247,7 @@ class _Supervisor:
             processes=tuple(self._ready[j]["url"] for j in sorted(self._ready)),
             grpc=first["grpc"],
         )
-        announce(ready, self._on_ready)
+        announce(whole, self._on_ready)
 
 
 async def _answers(own: socket.socket) -> bool:
