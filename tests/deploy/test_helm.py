@@ -260,10 +260,12 @@ def test_the_schema_has_every_value() -> None:
         ({"adminToken": "mysecret"}, "$.adminToken"),
         ({"serve": {"modelName": 123}}, "$.serve.modelName"),
         ({"drain": {"graceSeconds": 0.5}}, "$.drain.graceSeconds"),
+        ({"serve": {"extraArgs": ["--access-log", 1, "--processes", 2]}}, "$.serve.extraArgs[2]"),
+        ({"serve": {"extraArgs": ["--port=9000"]}}, "$.serve.extraArgs[0]"),
     ],
     ids=str,
 )
-def test_the_schema_refuses_what_the_chart_does_not_have(values: dict[str, Any], where: str) -> None:
+def test_the_schema_refuses_what_the_chart_does_not_support(values: dict[str, Any], where: str) -> None:
     assert refused(values) == [where]
 
 
