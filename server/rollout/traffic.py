@@ -38,7 +38,8 @@ Headers = Iterable[tuple[bytes, bytes]]
 ValueOf = Callable[[Rows, Headers], bytes | None]
 """Reads the value that traffic is split by from a request: the first one of a header, the one of a feature.
 
-None if it is absent, or if rows differ in the feature."""
+None if it is absent, or if rows differ in the feature.
+"""
 
 
 class Arm:
