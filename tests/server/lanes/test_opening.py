@@ -16,7 +16,7 @@ from polyrec.models.runtimes.runtime import Runtime
 from polyrec.planner.plan import LaneKind, PlanError, PlannedLane
 from polyrec.server.lanes.opening import LaneOpening, Paths, open_lanes
 from tests.server.lanes.conftest import MakeBatch
-from tests.server.lanes.lane_calls import executed, settled_future
+from tests.server.lanes.lane_calls import executed, open_files, settled_future
 
 PATH = "table-torch@cpu"
 
@@ -72,10 +72,10 @@ def test_a_plan_with_a_lane_that_cannot_be_opened_leaves_none_open(paths: Paths)
             lane.close()
     broken = LaneOpening(PlannedLane(name="broken", kind="thread"), elsewhere, lambda _: None)
     gc.collect()  # what other tests left open may be closed meanwhile
-    files = set(os.listdir("/proc/self/fd"))
+    files = open_files()
     with pytest.raises(RuntimeUnavailable, match="torch has no device 'teapot'"):
         open_lanes([*sound, broken])
-    assert set(os.listdir("/proc/self/fd")) <= files
+    assert open_files() <= files
 
 
 def test_a_thread_is_pinned_and_leaves_the_loop_free(

@@ -29,7 +29,7 @@ from polyrec.server.lanes.tiered_runtime import BatchView, TieredRuntime
 from tests.models.random_batches import random_batch
 from tests.models.tiers.worlds import encoder_of, world
 from tests.server.lanes.conftest import MakeBatch
-from tests.server.lanes.lane_calls import LIVENESS_S, executed, settled_future
+from tests.server.lanes.lane_calls import LIVENESS_S, executed, open_files, settled_future
 
 PATH = "table-onnx@cpu"
 
@@ -161,10 +161,10 @@ def test_closing_a_lane_in_the_middle_of_a_batch_frees_its_rows_and_memory(
     paths: Paths, bundle: Bundle, make_batch: MakeBatch
 ) -> None:
     gc.collect()  # an earlier test's memory, if freed in between, would be counted as this one's
-    memory, names = _memfds(), set(os.listdir("/dev/shm"))
+    memory, names = open_files(), set(os.listdir("/dev/shm"))
     asyncio.run(_close_in_the_middle(paths, open_tiers(bundle, TierSettings(shared=True)), make_batch(8, 3)))
     gc.collect()
-    assert _memfds() <= memory
+    assert open_files() <= memory
     assert set(os.listdir("/dev/shm")) <= names
 
 
@@ -190,13 +190,3 @@ def test_rows_are_mapped_and_not_copied(lane: Lane, stack: TierStack, make_batch
     kinds = {line.split()[0]: line.split()[1] for line in slab.splitlines()[1:] if "kB" in line}
     assert int(kinds["Rss:"]) > 0
     assert int(kinds["Anonymous:"]) == 0
-
-
-def _memfds() -> int:
-    found = 0
-    for fd in os.listdir("/proc/self/fd"):
-        try:
-            found += "polyrec" in os.readlink(f"/proc/self/fd/{fd}")
-        except OSError:
-            continue  # the folder's own
-    return found
