@@ -211,7 +211,7 @@ def _chosen(state: RouterState, policy: Policy, query: Query, now_s: float) -> t
     """Decides for the lane that is free first, with only this query in the queue; returns (path, reason)."""
     queue = state.queue
     trial = Queue()
-    trial.push(query, 0, query.rows, query.deadline_s)
+    trial.push(query, 0, query.rows)
     trial.rows += queue.rows
     state.queue = trial
     recheck_times = [lane.recheck_s for lane in state.lanes]

@@ -43,14 +43,9 @@ def mark_ready(state: RouterState, query: Query) -> None:
     state.queue.mark_ready(query, query.arrival_s + PASSED_SHARE * budget_s)
 
 
-def queue_ready(state: RouterState, fifo: bool) -> bool:
+def queue_ready(state: RouterState) -> bool:
     """Queues ready queries for one batch; returns whether there were any. Call it when nothing else waits."""
     released = state.queue.release_ready(state.max_merge_rows) if state.queue.ready else []
     for query in released:
-        queue_again(state, query, fifo)
+        state.queue.push(query, 0, query.rows)
     return bool(released)
-
-
-def queue_again(state: RouterState, query: Query, fifo: bool) -> None:
-    """Queues a query, of which no rows were dispatched, that was taken out of the queue."""
-    state.queue.push(query, 0, query.rows, query.arrival_s if fifo else query.deadline_s)

@@ -29,7 +29,7 @@ class Piece(NamedTuple):
     """Rows [first, first + rows) of a query, waiting for a lane.
 
     Pieces compare by level (the priority, or LOWEST without one), then order_s (the deadline, or the arrival
-    under a FIFO policy), then number, which is unique, so that queries are never compared.
+    if the queue is `fifo`), then number, which is unique, so that queries are never compared.
     """
 
     level: int
@@ -43,6 +43,7 @@ class Piece(NamedTuple):
 class Queue:
     """Waiting pieces in ascending order.
 
+    fifo: whether pieces of equal level are ordered by arrival instead of deadline.
     rows, privileged_rows: rows of unsettled queries, and of those with a priority.
     earliest_s: lower bound of all deadlines.
     credit_s: lane time owed to lower priorities (fair_share.py).
@@ -54,6 +55,7 @@ class Queue:
         "_number",
         "credit_s",
         "earliest_s",
+        "fifo",
         "held",
         "pieces",
         "privileged_rows",
@@ -64,6 +66,7 @@ class Queue:
 
     def __init__(self) -> None:
         self.pieces: list[Piece] = []
+        self.fifo = False
         self.rows = self.privileged_rows = 0
         self.earliest_s = float("inf")
         self.credit_s = 0.0
@@ -86,9 +89,10 @@ class Queue:
         class_rows = self.privileged_rows if privileged else self.rows - self.privileged_rows
         return rows + max(class_rows - max_rows, self.rows - int((1 + RESERVED_SHARE) * max_rows))
 
-    def push(self, query: Query, first: int, rows: int, order_s: float) -> None:
-        """Adds rows of a query. order_s: its deadline, or under a FIFO policy its arrival."""
+    def push(self, query: Query, first: int, rows: int) -> None:
+        """Adds rows [first, first + rows) of a query."""
         self._number += 1
+        order_s = query.arrival_s if self.fifo else query.deadline_s
         piece = Piece(query.priority or LOWEST, order_s, self._number, query, first, rows)
         pieces = self.pieces
         if pieces and piece < pieces[-1]:

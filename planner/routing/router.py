@@ -17,7 +17,7 @@ from polyrec.planner.routing.admission.reading_round import ReadingRound
 from polyrec.planner.routing.decision import decide, other_usable_lanes
 from polyrec.planner.routing.dispatching import complete, dispatch_batch, expire_executing
 from polyrec.planner.routing.explain import Explanation, RouterSnapshot, explain, snapshot
-from polyrec.planner.routing.holding import hold, mark_ready, queue_again, queue_ready
+from polyrec.planner.routing.holding import hold, mark_ready, queue_ready
 from polyrec.planner.routing.lanes.breaker import CLOSED, OPEN, BreakerState
 from polyrec.planner.routing.lanes.lane import LaneState
 from polyrec.planner.routing.latency.front_cost import LoopTime
@@ -49,6 +49,7 @@ class Router:
         self.state = state
         self.policy = make_policy(state.routing, state)
         self.policy.prepare(state)
+        state.queue.fifo = self.policy.fifo
         self._ticked_s = state.start_s
         self._round = ReadingRound()
         self.lane_order = list(range(len(state.lanes)))
@@ -101,7 +102,7 @@ class Router:
         if rejection is None:
             if self.policy.binds_at_arrival:
                 self.policy.accepted(state, query, end_s)
-            state.queue.push(query, 0, rows, arrival_s if self.policy.fifo else deadline_s)
+            state.queue.push(query, 0, rows)
         elif rejection.reason is RejectReason.OVERLOAD:
             excess_s = rejection.retry_after_s
             losses.record_loss(state, rows, deadline_s - arrival_s, excess_s, query.best_only)
@@ -136,7 +137,7 @@ class Router:
 
     def put_back(self, query: Query) -> None:
         """Queues a query again that was set aside."""
-        queue_again(self.state, query, self.policy.fifo)
+        self.state.queue.push(query, 0, query.rows)
 
     def rows_read(self, query: Query, took_s: ReadSeconds) -> None:
         """Records that a query's missing rows have been read, which makes it ready."""
@@ -159,7 +160,7 @@ class Router:
         lane_state.recheck_s = INF
         if lane_state.in_flight is not None or not lane_state.alive:
             return None
-        if not (state.queue.pieces or queue_ready(state, self.policy.fifo)):
+        if not (state.queue.pieces or queue_ready(state)):
             return None
         choice, is_probe = decide(state, self.policy, lane_state, now_s)
         if choice is None:
@@ -246,7 +247,7 @@ class Router:
         expired: list[Query] = []
         if state.queue.release_s <= now_s:
             for query in state.queue.release_due(now_s):
-                self._push(query, 0, query.rows)
+                state.queue.push(query, 0, query.rows)
         if state.queue.earliest_s - state.min_latency_s <= now_s:
             expired = state.queue.sweep(now_s, state.min_latency_s)
         for lane in state.lanes:
@@ -348,11 +349,12 @@ class Router:
         self.policy = make_policy(routing, state)
         waiting = list(state.queue.unsettled())
         state.queue.clear()
+        state.queue.fifo = self.policy.fifo
         for piece in waiting:
             query = piece.query
             if piece.rows == query.rows:
                 query.path = -1
-            self._push(query, piece.first, piece.rows)
+            state.queue.push(query, piece.first, piece.rows)
         self.policy.prepare(state)
 
     def set_base_values(self, values: Mapping[str, float]) -> None:
@@ -362,10 +364,6 @@ class Router:
             path.base_value = values[path.name]
         state.set_routing(state.routing)
         self.policy.prepare(state)
-
-    def _push(self, query: Query, first: int, rows: int) -> None:
-        order_s = query.arrival_s if self.policy.fifo else query.deadline_s
-        self.state.queue.push(query, first, rows, order_s)
 
     def _abandon(self, lane: LaneState, dispatch: Dispatch, now_s: float) -> None:
         """Opens the breaker of a stalled lane, and requeues parts that other lanes can execute in time."""
@@ -396,7 +394,7 @@ class Router:
             query.retries += 1
             query.failed |= failed
             query.dispatched_rows -= part.rows
-            self._push(query, part.first, part.rows)
+            state.queue.push(query, part.first, part.rows)
         self._update_lanes()
         return left
 

@@ -68,7 +68,7 @@ def test_a_query_waiting_behind_a_long_batch_is_dropped_at_its_own_deadline():
     assert list(driver.running) == [0]
     waiting = Query(10, 0.0, 0.1)
     driver.ends[waiting] = []
-    driver.router.state.queue.push(waiting, 0, 10, 0.1)  # as if the backlog had not been known
+    driver.router.state.queue.push(waiting, 0, 10)  # as if the backlog had not been known
     assert driver.router.wake_s() <= 0.1
     driver.now_s = 0.1
     driver.turn()
