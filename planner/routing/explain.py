@@ -8,12 +8,12 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from polyrec.planner.routing.admission.attempt import worth_accepting
+from polyrec.planner.routing.admission.rejection import excess_rows_of, rejection
 from polyrec.planner.routing.decision import decide
 from polyrec.planner.routing.lanes.lane import LaneState
 from polyrec.planner.routing.latency.latency_table import in_batches
 from polyrec.planner.routing.policies.policy import Policy
-from polyrec.planner.routing.query import Query
+from polyrec.planner.routing.query import Query, RejectReason
 from polyrec.planner.routing.queue import Queue
 from polyrec.planner.routing.router_state import RouterState
 
@@ -174,25 +174,23 @@ def _explain(
     query = Query(rows, now_s, now_s + budget_s, best_only=best_only)
     ahead = (state.queue.rows + state.executing_rows(now_s)) / state.total_rate if state.usable else 0.0
     candidates = tuple(_candidate(state, policy, p, query, ahead) for p in range(len(state.paths)))
-    path, reason, why, retry = None, "overload", "", None
-    if not state.usable:
-        reason, why = "unavailable", "no lane is alive"
-    elif (over := state.queue.excess_rows(rows, False, state.limits.max_queued_rows)) > 0:
-        retry = over / state.total_rate
-        max_rows = state.limits.max_queued_rows
-        why = f"{rows} rows do not fit into the queue: {state.queue.rows} of {max_rows} rows wait"
-    elif (over_s := policy.excess_s(state, query, now_s)) > 0 and not worth_accepting(state, query, now_s):
-        retry = over_s
-        why = f"answering takes {1e3 * over_s:.2f} ms more than the budget of {1e3 * budget_s:g} ms"
-    else:
+    path, reason, why, retry = None, "deadline", "no lane can answer within the budget", None
+    rejected = rejection(state, policy, query, now_s, now_s)
+    if rejected is None:
         query.path = policy.bind(state, query, now_s)
         chosen = _chosen(state, policy, query, now_s)
-        if chosen is None:
-            reason, why = "deadline", "no lane can answer within the budget"
-        else:
+        if chosen is not None:
             index, reason = chosen
             path = state.paths[index].name
             why = _WHY[reason] if any(c.feasible for c in candidates) else _WHY_ATTEMPTED
+    elif rejected.reason is RejectReason.UNAVAILABLE:
+        reason, why = "unavailable", "no lane is alive"
+    elif rejected.reason is RejectReason.OVERLOAD:
+        reason, retry = "overload", rejected.retry_after_s
+        why = f"answering takes {1e3 * retry:.2f} ms more than the budget of {1e3 * budget_s:g} ms"
+        if excess_rows_of(state, query) > 0:
+            max_rows = state.limits.max_queued_rows
+            why = f"{rows} rows do not fit into the queue: {state.queue.rows} of {max_rows} rows wait"
     return Explanation(rows, budget_s, best_only, policy.name, path, reason, why, retry, candidates)
 
 

@@ -119,7 +119,7 @@ def leaves_rest_feasible(free: FreeLane, option: PathOption, start: int, count: 
     rate = state.total_rate
     fill_share = state.loss_backoff.fill_share
     # all waiting rows count here, as rows that are not urgent occupy the queue too
-    free_rows = fill_share * state.max_queued_rows - waiting
+    free_rows = fill_share * state.limits.max_queued_rows - waiting
     if _arriving(observed, observed.rows_s, observed.mean_square, batch_s) > free_rows:
         return False
     arriving = _arriving(observed, observed.urgent_s, observed.urgent_square, batch_s)

@@ -12,8 +12,9 @@ from collections.abc import Mapping, Sequence
 
 from polyrec.planner.plan import Routing
 from polyrec.planner.routing.admission import losses
-from polyrec.planner.routing.admission.attempt import record_arrival, worth_accepting
+from polyrec.planner.routing.admission.attempt import record_arrival
 from polyrec.planner.routing.admission.reading_round import ReadingRound
+from polyrec.planner.routing.admission.rejection import rejection
 from polyrec.planner.routing.decision import decide, other_usable_lanes
 from polyrec.planner.routing.dispatching import complete, dispatch_batch, expire_executing
 from polyrec.planner.routing.explain import Explanation, RouterSnapshot, explain, snapshot
@@ -81,12 +82,12 @@ class Router:
         if rows is None or not self._round.overloaded:
             return None
         end_s = self._round.expected_end_s(arrival_s, now_s, state.front.read_share)
-        rejection = self._rejection(Query(rows, arrival_s, deadline_s), end_s, now_s)
-        if rejection is not None:
+        rejected = rejection(state, self.policy, Query(rows, arrival_s, deadline_s), end_s, now_s)
+        if rejected is not None:
             record_arrival(state, rows, deadline_s - arrival_s)
-            if rejection.reason is RejectReason.OVERLOAD:
-                losses.record_loss(state, rows, deadline_s - arrival_s, rejection.retry_after_s)
-        return rejection
+            if rejected.reason is RejectReason.OVERLOAD:
+                losses.record_loss(state, rows, deadline_s - arrival_s, rejected.retry_after_s)
+        return rejected
 
     def submit(self, query: Query, now_s: float) -> Rejection | None:
         """Queues a query, or rejects it.
@@ -98,34 +99,18 @@ class Router:
         arrival_s, deadline_s, rows = query.arrival_s, query.deadline_s, query.rows
         end_s = self._round.expected_end_s(arrival_s, now_s, state.front.read_share)
         possible = record_arrival(state, rows, deadline_s - arrival_s, query.best_only)
-        rejection = self._rejection(query, end_s, now_s)
-        if rejection is None:
+        rejected = rejection(state, self.policy, query, end_s, now_s)
+        if rejected is None:
             if self.policy.binds_at_arrival:
                 self.policy.accepted(state, query, end_s)
             state.queue.push(query, 0, rows)
-        elif rejection.reason is RejectReason.OVERLOAD:
-            excess_s = rejection.retry_after_s
+        elif rejected.reason is RejectReason.OVERLOAD:
+            excess_s = rejected.retry_after_s
             losses.record_loss(state, rows, deadline_s - arrival_s, excess_s, query.best_only)
             if possible and not (query.priority or query.best_only):
                 # one that asks for more than others, or for what none gets, says nothing about them
                 self._round.overloaded = True
-        return rejection
-
-    def _rejection(self, query: Query, end_s: float, now_s: float) -> Rejection | None:
-        """Returns the rejection of a query, None if it can be accepted. end_s: of the reading round."""
-        state = self.state
-        queue = state.queue
-        if not state.usable:
-            return Rejection(RejectReason.UNAVAILABLE, 1.0, queue.rows)
-        excess_rows = queue.excess_rows(query.rows, query.priority > 0, state.max_queued_rows)
-        if excess_rows > 0:
-            return Rejection(RejectReason.OVERLOAD, excess_rows / state.total_rate, queue.rows)
-        if query.deadline_s <= now_s:
-            return Rejection(RejectReason.EXPIRED, 0.0, queue.rows)
-        excess_s = self.policy.excess_s(state, query, end_s)
-        if excess_s <= 0 or worth_accepting(state, query, end_s):
-            return None
-        return Rejection(RejectReason.OVERLOAD, excess_s, queue.rows)
+        return rejected
 
     def hold(self, query: Query, misses: Misses, now_s: float) -> Rejection | None:
         """Holds a submitted query, of which no rows were dispatched, while its missing rows are read."""

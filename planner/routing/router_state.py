@@ -87,7 +87,7 @@ class RouterState:
     __slots__ = (
         "allowed_paths", "alone_times", "best_alone_times", "best_lane_failed", "best_paths", "best_value",
         "devices", "front", "front_factor", "lane_specs", "lanes", "last_completion_s", "limits",
-        "loss_backoff", "max_merge_rows", "max_queued_rows", "min_latency_s", "observed", "others_budget_s",
+        "loss_backoff", "max_merge_rows", "min_latency_s", "observed", "others_budget_s",
         "path_specs", "paths", "prices", "queue", "reads", "reserve_s", "routing", "row_times",
         "service_times", "sole_inline_lane", "start_s", "total_rate", "usable", "utilization",
     )  # fmt: skip
@@ -102,7 +102,6 @@ class RouterState:
     ) -> None:
         self.path_specs, self.lane_specs = tuple(paths), tuple(lanes)
         self.limits = limits
-        self.max_queued_rows = limits.max_queued_rows
         self.start_s = now_s
         self.devices = list(dict.fromkeys(lane.device for lane in lanes))
         representations = list(dict.fromkeys(_representation(p.name) for p in paths))

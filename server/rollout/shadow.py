@@ -85,7 +85,7 @@ class Shadow:
     def _fits(self, rows: int) -> bool:
         """Whether the stable version's queue has room for a request that it is asked again."""
         waiting = sum(each.rows.rows for each in self._open if each.scores is None)
-        return not waiting or waiting + rows <= QUEUE_SHARE * self._stable.router.state.max_queued_rows
+        return not waiting or waiting + rows <= QUEUE_SHARE * self._stable.router.state.limits.max_queued_rows
 
     @property
     def open(self) -> int:
