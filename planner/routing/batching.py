@@ -127,7 +127,7 @@ def _excess_s(state: RouterState, lane: LaneState, pieces: list[Piece], now_s: f
         if left_s > 0 and other.in_flight is not None:
             rows += left_s * rate
     last = pieces[-1].query
-    left_s = last.deadline_s - now_s - state.answer_s(last)
+    left_s = last.deadline_s - now_s - state.front.answering_s(last.rows)
     return rows / total_rate + state.service_time_s(last.rows, state.queue.rows) - HELP_THRESHOLD * left_s
 
 
@@ -170,8 +170,7 @@ def _best_batch(free: FreeLane, start: int) -> BatchChoice | None:
     piece = pieces[start]
     query = piece.query
     rows = piece.rows
-    front = state.front
-    left_s = query.deadline_s - now_s - (front.answer_s + front.answer_row_s * query.rows)
+    left_s = query.deadline_s - now_s - state.front.answering_s(query.rows)
     if query.reading:
         left_s -= state.reads.tail_s(query.misses)
     if left_s <= 0:

@@ -236,7 +236,7 @@ def _candidate(state: RouterState, policy: Policy, path: int, query: Query, ahea
     lane = min(lanes, key=lambda lane: lane.correction.tail[path])
     seconds = _seconds(state, lane, path, query.rows)
     budget_s = query.deadline_s - query.arrival_s
-    total = ahead_s + seconds + state.answer_s(query)
+    total = ahead_s + seconds + state.front.answering_s(query.rows)
     feasible = total <= budget_s
     price = policy.prices(state).get(state.devices[path_state.device], 0.0) * seconds
     if path_state.value <= 0:

@@ -230,7 +230,7 @@ def _suits_idle_server(state: RouterState, query: Query, lane: LaneState, path: 
     is_fastest = option is not None and option.last
     factors = correction.tail if is_fastest else correction.cautious_tail
     budget_s = query.deadline_s - query.arrival_s
-    if latency.tail[rows] * factors[path.index] > budget_s - state.answer_s(query):
+    if latency.tail[rows] * factors[path.index] > budget_s - state.front.answering_s(rows):
         return False
     if option is not None and (option.last or option.outweighs_speed):
         return True

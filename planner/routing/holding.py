@@ -27,7 +27,7 @@ def hold(state: RouterState, query: Query, misses: Misses, now_s: float) -> Reje
     queue = state.queue
     queue.take(query)
     query.misses, query.reading = misses, True
-    needed_s = state.service_time_s(query.rows, 0) + state.answer_s(query)
+    needed_s = state.service_time_s(query.rows, 0) + state.front.answering_s(query.rows)
     queue.hold(query, query.deadline_s - SERVICES_KEPT * needed_s)
     excess_s = now_s + state.reads.tail_s(misses) + needed_s - query.deadline_s
     if excess_s <= 0 or worth_accepting(state, query, now_s):

@@ -371,8 +371,8 @@ class Router:
             query = part.query
             if query.settled:
                 continue
-            end_s = now_s + state.service_time_s(part.rows, state.queue.rows) + state.answer_s(query)
-            is_in_time = end_s <= query.deadline_s and any(lane.usable for lane in state.usable)
+            needed_s = state.service_time_s(part.rows, state.queue.rows) + state.front.answering_s(query.rows)
+            is_in_time = now_s + needed_s <= query.deadline_s and any(lane.usable for lane in state.usable)
             if query.retries >= MAX_RETRIES or not is_in_time:
                 left.append(part)
                 continue

@@ -23,7 +23,6 @@ from polyrec.planner.routing.path_option import path_options
 from polyrec.planner.routing.policies.loss_backoff import LossBackoff
 from polyrec.planner.routing.policies.near_paths import compare_speeds
 from polyrec.planner.routing.prices import Prices, solve_prices
-from polyrec.planner.routing.query import Query
 from polyrec.planner.routing.queue import Queue
 
 MIN_INLINE_BATCH_S, MAX_INLINE_BATCH_S = 0.005, 0.02
@@ -205,7 +204,7 @@ class RouterState:
             for lane in self.usable
             for p in lane.order
         ]
-        self.min_latency_s = min(observed_s, default=0.0) + self.front.answer_s + self.front.answer_row_s
+        self.min_latency_s = min(observed_s, default=0.0) + self.front.answering_s(1)
         sole = self.usable[0] if len(self.usable) == 1 else None
         self.sole_inline_lane = sole if sole is not None and sole.inline else None
         lane_paths = self._lane_paths(_last_of)
@@ -340,13 +339,8 @@ class RouterState:
 
     def slack_s(self, rows: int, budget_s: float, best_only: bool = False) -> float:
         """Returns the seconds for which a query may wait if it executes alone, as in `is_possible`."""
-        front = self.front
         alone_s = (self.best_alone_times if best_only else self.alone_times)[rows]
-        return budget_s - alone_s - front.answer_s - front.answer_row_s * rows
-
-    def answer_s(self, query: Query) -> float:
-        """Returns the seconds that the front will spend on writing the answer."""
-        return self.front.answer_s + self.front.answer_row_s * query.rows
+        return budget_s - alone_s - self.front.answering_s(rows)
 
     def drain_s(self, rows: float, queries: int) -> float:
         """Returns the seconds needed to execute `rows` waiting rows of `queries` queries.

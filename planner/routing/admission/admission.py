@@ -30,8 +30,7 @@ CLOSE_S = 1e-9
 def excess_s(state: RouterState, query: Query, now_s: float) -> float:
     """Returns the seconds by which the backlog is too long for the query; at most 0: admit it."""
     rows = query.rows
-    front = state.front
-    left_s = query.deadline_s - now_s - (front.answer_s + front.answer_row_s * rows)
+    left_s = query.deadline_s - now_s - state.front.answering_s(rows)
     queue = state.queue
     pieces, queued = queue.pieces, queue.rows
     queries = len(pieces) + len(queue.held)

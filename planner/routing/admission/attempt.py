@@ -60,11 +60,8 @@ def attempt(state: RouterState, lane: LaneState, now_s: float) -> BatchChoice | 
         path = path_for(state, lane, piece)
         if path < 0:
             continue
-        if (
-            silent
-            or now_s + _quickest_s(state, piece.rows, query.best_only) + state.answer_s(query)
-            <= query.deadline_s
-        ):
+        quickest_s = _quickest_s(state, piece.rows, query.best_only) + state.front.answering_s(query.rows)
+        if silent or now_s + quickest_s <= query.deadline_s:
             rows = min(piece.rows, lane.max_rows[path])
             return BatchChoice(path, [piece], -1, rows, degraded_reason(state, path, query))
     return None
@@ -93,7 +90,7 @@ def _alone_s(state: RouterState, rows: int, best_only: bool) -> float:
     lanes of an idle server.
     """
     part = -(-rows // max(1, len(state.usable)))
-    return _quickest_s(state, part, best_only) + state.front.answer_s + state.front.answer_row_s * rows
+    return _quickest_s(state, part, best_only) + state.front.answering_s(rows)
 
 
 def _quickest_s(state: RouterState, rows: int, best_only: bool) -> float:

@@ -48,6 +48,10 @@ class FrontCost:
         self.query_s = routing.query_s
         self.read_s = self.answer_s = routing.query_s / 2
 
+    def answering_s(self, rows: int) -> float:
+        """Returns the seconds of answering a query of `rows` rows."""
+        return self.answer_s + self.answer_row_s * rows
+
     def observe(self, loop_time: LoopTime, queries: int, mean_rows: float) -> None:
         """Updates the costs from the loop's time since the last tick, in which `queries` queries arrived."""
         rows_s = self.answer_row_s * mean_rows

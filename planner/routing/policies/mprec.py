@@ -85,7 +85,7 @@ class MPRec(Policy):
         self._bound_s[path_state.device] = max(0.0, seconds)
 
     def bind(self, state: RouterState, query: Query, now_s: float) -> int:
-        left = query.deadline_s - now_s - state.answer_s(query)
+        left = query.deadline_s - now_s - state.front.answering_s(query.rows)
         waits = self._waits(state, now_s)
         fastest, fastest_s = 0, float("inf")
         for path in sorted(state.paths, key=lambda p: -p.value):

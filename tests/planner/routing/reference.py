@@ -95,7 +95,7 @@ def helper_excess_s(state: RouterState, lane: LaneState, pieces: list[Piece], no
         if other.in_flight is not None:
             rows += max(0.0, other.free_s - now_s) * rate
     last = pieces[-1].query
-    left = last.deadline_s - now_s - state.answer_s(last)
+    left = last.deadline_s - now_s - state.front.answering_s(last.rows)
     rate = sum(rate for _, rate in lane.faster)
     return rows / rate + state.service_time_s(last.rows, state.queue.rows) - batching.HELP_THRESHOLD * left
 
@@ -146,7 +146,7 @@ def batch(
 ) -> BatchChoice | None:
     piece = pieces[start]
     query, rows = piece.query, piece.rows
-    left = query.deadline_s - now_s - state.answer_s(query) - reads_s(state, query)
+    left = query.deadline_s - now_s - state.front.answering_s(query.rows) - reads_s(state, query)
     if left <= 0:
         return None
     options = lane.options if rows < lane.large_rows else lane.large_options
@@ -312,7 +312,7 @@ def reason(state: RouterState, p: int, query: Query) -> Reason:
         return Reason.BEST
     if query.failed:
         return Reason.FAILURE
-    budget_s = query.deadline_s - query.arrival_s - state.answer_s(query)
+    budget_s = query.deadline_s - query.arrival_s - state.front.answering_s(query.rows)
     best = [
         (lane, p) for lane in state.usable for p in lane.paths if state.paths[p].value >= state.best_value
     ]
@@ -350,7 +350,7 @@ def executing_rows(state: RouterState, now_s: float) -> float:
 def excess_s(state: RouterState, query: Query, now_s: float) -> float:
     """For several lanes, or one that is not inline."""
     pieces = state.queue.pieces
-    left = query.deadline_s - now_s - state.answer_s(query)
+    left = query.deadline_s - now_s - state.front.answering_s(query.rows)
     executing = executing_rows(state, now_s)
 
     queries = len(pieces) + len(state.queue.held)
