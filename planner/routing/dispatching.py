@@ -50,9 +50,7 @@ def dispatch_batch(
         charge(state.queue, head.level, median_s)
     dispatch = Dispatch(lane.index, path, parts, rows, reason, now_s, median_s, tail_s, False, is_copy, waits)
     lane.in_flight = dispatch
-    lane.free_s = free_s = now_s + median_s
-    if free_s > state.last_completion_s:
-        state.last_completion_s = free_s
+    lane.free_s = now_s + median_s
     lane.due_s = due_s
     lane.overdue_s = INF if lane.inline else overdue_at_s(now_s, tail_s, due_s - 2 * tail_s)
     path_state.rows += rows

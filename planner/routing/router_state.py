@@ -71,7 +71,6 @@ class RouterState:
     service_times: service times of a query, as corrected now.
     alone_times, best_alone_times: the same at the lanes' undisturbed speed, on all paths and on those of the
         highest value. Without a usable lane they keep their values.
-    last_completion_s: latest predicted completion of a running batch.
     max_merge_rows: the largest `merge_rows` of a usable lane on its fastest path.
     min_latency_s: shortest time to an answer ever observed.
     others_budget_s: shortest usual budget of other models that share the lanes, as a batch delays their
@@ -85,7 +84,7 @@ class RouterState:
 
     __slots__ = (
         "allowed_paths", "alone_times", "best_alone_times", "best_lane_failed", "best_paths", "best_value",
-        "devices", "front", "front_factor", "lane_specs", "lanes", "last_completion_s", "limits",
+        "devices", "front", "front_factor", "lane_specs", "lanes", "limits",
         "loss_backoff", "max_merge_rows", "min_latency_s", "observed", "others_budget_s",
         "path_specs", "paths", "prices", "queue", "reads", "reserve_s", "routing", "row_times",
         "service_times", "sole_inline_lane", "start_s", "total_rate", "usable", "utilization",
@@ -139,7 +138,6 @@ class RouterState:
         self.reserve_s = 0.0
         self.service_times = self.alone_times = self.best_alone_times = ServiceTimes([])
         self.max_merge_rows = 1
-        self.last_completion_s = 0.0
         self.front_factor = 1.0
         self.utilization = 0.0
         self.usable: list[LaneState] = []

@@ -23,8 +23,6 @@ from polyrec.planner.routing.router_state import RouterState
 
 MARGIN = 1.2
 """Safety factor on the predicted time of the backlog."""
-CLOSE_S = 1e-9
-"""Predictions closer to zero than this are computed exactly."""
 
 
 def excess_s(state: RouterState, query: Query, now_s: float) -> float:
@@ -35,25 +33,13 @@ def excess_s(state: RouterState, query: Query, now_s: float) -> float:
     pieces, queued = queue.pieces, queue.rows
     queries = len(pieces) + len(queue.held)
     rate = state.total_rate
-    if state.sole_inline_lane is None and not query.best_only:
-        service_s = state.service_time_s(rows, queued)
-        # upper bound on the executing rows, as if all lanes were busy until the last completes; usually
-        # sufficient to decide
-        bound = rate * (state.last_completion_s - now_s) if state.last_completion_s > now_s else 0.0
-        waiting_s = state.drain_s(queued, queries)
-        late_s = MARGIN * (waiting_s + bound / rate) + service_s - left_s
-        if late_s < -CLOSE_S:
+    executing = state.executing_rows(now_s)
+    if query.best_only:
+        # a shorter queue cannot compensate for the best path's service time
+        late_s = MARGIN * executing / rate + state.best_service_time_s(rows) - left_s
+        if late_s > 0:
             return late_s
-        executing = state.executing_rows(now_s)
-        late_s = MARGIN * (waiting_s + executing / rate) + service_s - left_s
-    else:
-        executing = state.executing_rows(now_s)
-        if query.best_only:
-            # a shorter queue cannot compensate for the best path's service time
-            late_s = MARGIN * executing / rate + state.best_service_time_s(rows) - left_s
-            if late_s > 0:
-                return late_s
-        late_s = _completion_s(state, rows, queued, queries, executing) - left_s
+    late_s = _completion_s(state, rows, queued, queries, executing) - left_s
     if late_s <= 0 or not pieces:
         return late_s
     share_s = inf
