@@ -146,7 +146,7 @@ def snapshot(state: RouterState, policy: Policy) -> RouterSnapshot:
                 lane.breaker.state.value,
                 lane.correction.factor,
                 lane.utilization,
-                lane.waiting,
+                lane.correction.waiting,
             )
             for lane in state.lanes
         ),

@@ -323,7 +323,7 @@ class RouterState:
     def disturbed(self) -> bool:
         """Whether other programs delay a single inline lane that has time for all that arrives."""
         lane = self.sole_inline_lane
-        return lane is not None and lane.waiting >= DISTURBED and self.utilization < CROWDED
+        return lane is not None and lane.correction.waiting >= DISTURBED and self.utilization < CROWDED
 
     def is_possible(self, rows: int, budget_s: float, best_only: bool = False) -> bool:
         """Whether a query alone on the server meets its budget, on the fastest path that it allows.

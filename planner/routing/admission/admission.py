@@ -81,7 +81,7 @@ def _inline_completion_s(state: RouterState, lane: LaneState, rows: int, ahead: 
     front, correction = state.front, lane.correction
     latency = state.paths[lane.fastest].latency
     merge_rows = lane.merge_rows[lane.fastest]
-    merged_s = latency.median[merge_rows] * correction.median[lane.fastest] / correction.stretch
+    merged_s = latency.median[merge_rows] * correction.median[lane.fastest] * (1 - correction.waiting)
     answers_s = queries * front.answer_s + ahead * front.answer_row_s
     share = lane.available
     executing_share = max(share - front.read_share, share * (1 - MAX_READ_SHARE))

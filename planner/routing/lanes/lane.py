@@ -60,7 +60,6 @@ class LaneState:
     waited_s: beside them, seconds in which its batches waited for a CPU that other programs used; known only
         for an inline lane.
     utilization: recent share of time at work, including these waits.
-    waiting: recent share of the time at work in which it waited.
     share: share of its time that other models leave (sharing/machine_time.py), 1 without other models.
     """
 
@@ -68,7 +67,7 @@ class LaneState:
         "alive", "breaker", "busy_s", "correction", "device", "due_s", "faster", "fastest", "free_s",
         "in_flight", "index", "inline", "large_options", "large_rows", "last_done_s", "max_rows",
         "mean_batch_rows", "merge_rows", "name", "options", "order", "others", "overdue_s", "paths", "rate",
-        "recheck_s", "running_s", "share", "stranded", "utilization", "waited_s", "waiting",
+        "recheck_s", "running_s", "share", "stranded", "utilization", "waited_s",
     )  # fmt: skip
 
     def __init__(
@@ -97,8 +96,7 @@ class LaneState:
         self.due_s = self.overdue_s = self.recheck_s = INF
         self.stranded: list[Part] = []
         self.last_done_s = 0.0
-        self.busy_s = self.waited_s = self.running_s = 0.0
-        self.utilization = self.waiting = 0.0
+        self.busy_s = self.waited_s = self.running_s = self.utilization = 0.0
         self.mean_batch_rows = 1.0
 
     @property
@@ -109,7 +107,7 @@ class LaneState:
     @property
     def available(self) -> float:
         """Share of the lane's time in which it can execute: what other models and other programs leave."""
-        return self.share * (1.0 - self.waiting)
+        return self.share * (1 - self.correction.waiting)
 
     def options_for(self, rows: int) -> list[PathOption]:
         """Returns the options of a query with this many rows, by falling value."""
@@ -123,18 +121,19 @@ class LaneState:
         return now_s - batch.started_s
 
     def tick(self, now_s: float, passed_s: float, weight: float) -> None:
-        """Updates correction, utilization, waiting. weight: EWMA weight of the time since the last tick."""
+        """Updates utilization and correction. weight: EWMA weight of the time since the last tick."""
         running_s = 0.0 if self.in_flight is None else now_s - self.in_flight.started_s
         # 0 if the batch that ran at the last tick failed
         all_s = max(0.0, self.busy_s + self.waited_s + running_s - self.running_s)
         self.running_s = running_s
         self.utilization += weight * (min(1.0, all_s / passed_s) - self.utilization)
+        waiting = self.correction.waiting
         if all_s > 0:
-            waiting = min(MAX_WAITING, self.waited_s / all_s)
-            self.waiting += min(1.0, all_s / WAITING_MEMORY_S) * (waiting - self.waiting)
+            waited_share = min(MAX_WAITING, self.waited_s / all_s)
+            waiting += min(1.0, all_s / WAITING_MEMORY_S) * (waited_share - waiting)
         else:
-            self.waiting -= weight * self.waiting
-        self.correction.tick(now_s, passed_s, max(1, round(self.mean_batch_rows)), 1 / (1 - self.waiting))
+            waiting -= weight * waiting
+        self.correction.tick(now_s, passed_s, max(1, round(self.mean_batch_rows)), waiting)
         self.busy_s = self.waited_s = 0.0
 
     def release(self, now_s: float) -> None:

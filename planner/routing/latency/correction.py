@@ -71,7 +71,7 @@ class Correction:
     undisturbed: factor on the profiled median, with the smallest shift between the last two ticks and without
         waits for a CPU.
     cautious_tail: factor on the profiled tail for a batch that must not be late.
-    stretch: time from begin to end over time at work, as the lane may wait for a CPU.
+    waiting: share of the time from begin to end in which the lane waits for a CPU.
     quickest: shortest observed service time over the profiled median; at most 1, as the profiler observed
         the median.
     """
@@ -80,13 +80,13 @@ class Correction:
         "_batches", "_begun_s", "_bias", "_biased", "_count", "_count_before",
         "_delay_before_s", "_delay_s", "_latencies", "_min_shift", "_recent", "_seen", "_shift", "_slowest",
         "_slowest_before", "_speeds", "_tail_bias", "_ticked_count", "_ticked_error", "_unproven", "_usual",
-        "cautious_tail", "median", "quickest", "stretch", "tail", "undisturbed",
+        "cautious_tail", "median", "quickest", "tail", "undisturbed", "waiting",
     )  # fmt: skip
 
     def __init__(self, latencies: Sequence[LatencyTable]) -> None:
         """Starts without corrections. latencies: by path index."""
         paths = len(latencies)
-        self.stretch = 1.0
+        self.waiting = 0.0
         self.median = [1.0] * paths
         self.undisturbed = [1.0] * paths
         self.tail = [1.0] * paths
@@ -188,8 +188,8 @@ class Correction:
         shift = self._shift
         shifted = biased * exp(shift) if shift else biased
         median = shifted if shifted * to_median < longest else longest / to_median
-        stretch = self.stretch
-        self.median[path] = median * stretch
+        at_work = 1 - self.waiting
+        self.median[path] = median / at_work
         tail = shifted * exp(self._tail_bias[path])
         cautious = (tail if tail < longest else longest) * sure
         if self._count[path] + self._count_before[path] >= ENOUGH:
@@ -201,15 +201,15 @@ class Correction:
                 cautious = slowest
         median *= to_median
         tail = median if longest < median else longest if longest < tail else tail
-        self.tail[path] = tail * stretch
-        self.cautious_tail[path] = (cautious if cautious > tail else tail) * stretch
+        self.tail[path] = tail / at_work
+        self.cautious_tail[path] = (cautious if cautious > tail else tail) / at_work
 
-    def tick(self, now_s: float, passed_s: float, rows: int, stretch: float = 1.0) -> None:
+    def tick(self, now_s: float, passed_s: float, rows: int, waiting: float = 0.0) -> None:
         """Decays state that no batch has confirmed since the last tick, passed_s ago.
 
-        rows: a usual batch's. stretch: from now on.
+        rows: a usual batch's. waiting: from now on.
         """
-        self.stretch = stretch
+        self.waiting = waiting
         if self._batches < len(self._recent):
             kept = exp(-passed_s / SHIFT_MEMORY_S)
             self._shift *= kept
@@ -227,7 +227,7 @@ class Correction:
             self._tail_bias[path] *= kept_tail
             self._update(path)
             undisturbed = self._biased[path] * exp(min(self._shift, self._min_shift))
-            self.undisturbed[path] = min(self.median[path] / self.stretch, undisturbed)
+            self.undisturbed[path] = min(self.median[path] * (1 - waiting), undisturbed)
         self._min_shift = self._shift
 
     def _follow_executed(self, passed_s: float, rows: int) -> None:
@@ -261,7 +261,7 @@ class Correction:
         self._min_shift = 0.0
         for path in range(len(self.median)):
             self._update(path)
-            self.undisturbed[path] = self.median[path] / self.stretch
+            self.undisturbed[path] = self.median[path] * (1 - self.waiting)
 
     def _next_window(self) -> None:
         paths = len(self.median)

@@ -52,7 +52,7 @@ def test_an_inline_lane_admits_what_its_share_of_the_loop_executes(share, others
         if others == "models":
             router.state.lanes[0].share = of
         else:
-            router.state.lanes[0].waiting = 1 - of
+            router.state.lanes[0].correction.waiting = 1 - of
         router.tick(0.1)
         queries = [Query(20, 0.1, 0.1 + budget_s) for _ in range(2000)]
         admitted[of] = [q for q in queries if router.submit(q, 0.1) is None]
@@ -83,22 +83,22 @@ def test_waits_for_a_cpu_tell_how_much_of_a_core_there_is_and_not_how_fast_batch
             router.tick(now_s)
     alone, beside = routers[0.0].state, routers[0.0005].state
     lane = beside.lanes[0]
-    assert alone.lanes[0].waiting == 0
-    assert lane.waiting == pytest.approx(0.0005 / (latency.median[20] + 0.0005), rel=0.01)
+    assert alone.lanes[0].correction.waiting == 0
+    assert lane.correction.waiting == pytest.approx(0.0005 / (latency.median[20] + 0.0005), rel=0.01)
     assert lane.correction.undisturbed == pytest.approx(alone.lanes[0].correction.undisturbed, rel=1e-3)
-    stretched = [factor / (1 - lane.waiting) for factor in alone.lanes[0].correction.tail]
+    stretched = [factor / (1 - lane.correction.waiting) for factor in alone.lanes[0].correction.tail]
     assert lane.correction.tail == pytest.approx(stretched, rel=1e-3)
-    assert beside.total_rate == pytest.approx(alone.total_rate * (1 - lane.waiting), rel=0.05)
+    assert beside.total_rate == pytest.approx(alone.total_rate * (1 - lane.correction.waiting), rel=0.05)
     assert lane.utilization == pytest.approx(1.0, rel=0.05)
 
 
 def test_a_core_that_had_nothing_to_do_is_soon_expected_to_be_free():
     router = inline_router(1e-4, 0.0)
     lane = router.state.lanes[0]
-    lane.waiting = 0.5
+    lane.correction.waiting = 0.5
     for tick in range(1, 101):
         router.tick(0.1 * tick)
-    assert lane.waiting < 0.01
+    assert lane.correction.waiting < 0.01
 
 
 def test_a_single_inline_lane_admits_more_than_a_stream_at_its_rate():
