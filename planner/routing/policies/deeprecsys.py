@@ -2,8 +2,7 @@
 
 It uses one representation. Queries of at least `threshold` rows go unsplit to the accelerator, where they are
 merged; others are split into sub-batches over the CPU's lanes. Both sizes are tuned by hill climbing on the
-95th
-percentile of latency: steps of one size are repeated while they help, then the other size is tried.
+95th percentile of latency: steps of one size are repeated while they help, then the other size is tried.
 
 Two features are added to the paper, since without them any policy's goodput collapses past capacity:
 admission control, and letting queries expire that a full batch would answer too late.

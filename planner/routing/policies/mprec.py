@@ -49,9 +49,8 @@ class MPRec(Policy):
 
     def accepted(self, state: RouterState, query: Query, now_s: float) -> None:
         if not state.queue.pieces:
-            self._bound_s = [0.0] * len(
-                self._bound_s
-            )  # drops queries that expired or were canceled meanwhile
+            # drops queries that expired or were canceled meanwhile
+            self._bound_s = [0.0] * len(self._bound_s)
         query.path = self.bind(state, query, now_s)
         self._add(state, query.path, query.rows)
 

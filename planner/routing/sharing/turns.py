@@ -65,12 +65,6 @@ class Turns(Generic[M]):
         if model in self._tags:
             self._tags[model] += seconds / self._share(model)
 
-    def leave(self, model: M) -> None:
-        """Forgets a model."""
-        self.shares.pop(model, None)
-        self._tags.pop(model, None)
-        self._active.discard(model)
-
     def _activate(self, model: M) -> None:
         if model not in self._active:
             self._active.add(model)

@@ -80,12 +80,3 @@ def test_measured_time_replaces_the_predicted_one():
         chosen = made.choose([Contender(0, 1.0, 0.0), Contender(1, 2.0, 0.0)])
         assert chosen == 1
         made.charge(1, 0.001, (0, 1))
-
-
-@pytest.mark.parametrize("first", [0, 1])
-def test_a_model_that_left_is_forgotten(first: int):
-    made = turns([0.5, 0.5])
-    made.charge(0, 1.0, (0, 1))
-    made.leave(0)
-    assert made.choose([Contender(1, 1.0, 0.0)]) == 1
-    assert 0 not in made.shares
