@@ -17,6 +17,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+VALUE_TOLERANCE = 1e-6
+"""Paths tie if their value minus price differs by at most this much per row."""
+
 
 @dataclass(frozen=True, slots=True)
 class Prices:
@@ -28,6 +31,29 @@ class Prices:
     def net_value(self, device: int, value: float, row_s: float) -> float:
         """Returns a row's value on a path minus the price of its device time."""
         return value - self.device[device] * row_s
+
+    def highest_value(self, device: int, paths: Sequence[tuple[float, float]]) -> float:
+        """Returns the highest value of a device's paths that are worth their price, 0 without paths.
+
+        paths: (value, seconds per row).
+        """
+        net = [self.net_value(device, value, row_s) for value, row_s in paths]
+        least = max(net, default=0.0) - VALUE_TOLERANCE
+        return max((value for (value, _), n in zip(paths, net, strict=True) if n >= least), default=0.0)
+
+
+def is_efficient(value: float, row_s: float, paths: Sequence[tuple[float, float]]) -> bool:
+    """Whether no mix of a faster and a slower path, of the same mean seconds per row, has more value.
+
+    paths: (value, seconds per row) of the device's paths.
+    """
+    faster = [(v, s) for v, s in paths if s < row_s]
+    slower = [(v, s) for v, s in paths if s > row_s]
+    return all(
+        value >= low + (high - low) * (row_s - fast_s) / (slow_s - fast_s)
+        for low, fast_s in faster
+        for high, slow_s in slower
+    )
 
 
 def solve_prices(

@@ -22,7 +22,7 @@ from polyrec.planner.routing.observed_traffic import ObservedTraffic
 from polyrec.planner.routing.path_option import path_options
 from polyrec.planner.routing.policies.loss_backoff import LossBackoff
 from polyrec.planner.routing.policies.near_paths import compare_speeds
-from polyrec.planner.routing.prices import Prices, solve_prices
+from polyrec.planner.routing.prices import VALUE_TOLERANCE, Prices, is_efficient, solve_prices
 from polyrec.planner.routing.queue import Queue
 
 MIN_INLINE_BATCH_S, MAX_INLINE_BATCH_S = 0.005, 0.02
@@ -34,8 +34,6 @@ OVERFLOW_EXPONENT = 8.0
 """The backlog may exceed the reserve for bursts with probability exp(-8), about 1 in 3,000."""
 LOAD_MARGIN = 1.05
 """Safety factor on the observed load, since rates and latencies are estimates."""
-VALUE_TOLERANCE = 1e-6
-"""Paths tie if their value minus price differs by at most this much per row."""
 INF = float("inf")
 MIN_FIXED_COSTS = 2.0
 """A limited batch may take at least this many times a batch of one row."""
@@ -247,22 +245,11 @@ class RouterState:
             if path.index in self.allowed_paths and path.value > 0 and path.row_s < INF:
                 paths[path.device].append(path)
         costs = [[(p.value, p.row_s) for p in on_device] for on_device in paths]
-        self.prices = prices = solve_prices(self.observed.rows_s, lanes, costs)
-        max_values = []
-        for d, on_device in enumerate(paths):
-            best = max((prices.net_value(d, p.value, p.row_s) for p in on_device), default=0.0)
-            worth_it = (
-                p.value for p in on_device if prices.net_value(d, p.value, p.row_s) >= best - VALUE_TOLERANCE
-            )
-            max_values.append(max(worth_it, default=0.0))
+        for on_device, device_costs in zip(paths, costs, strict=True):
             for p in on_device:
-                p.efficient = not any(
-                    a.row_s < p.row_s < b.row_s
-                    and p.value < a.value + (b.value - a.value) * (p.row_s - a.row_s) / (b.row_s - a.row_s)
-                    for a in on_device
-                    for b in on_device
-                )
-        return max_values
+                p.efficient = is_efficient(p.value, p.row_s, device_costs)
+        self.prices = prices = solve_prices(self.observed.rows_s, lanes, costs)
+        return [prices.highest_value(d, device_costs) for d, device_costs in enumerate(costs)]
 
     def _order_paths(self, lane: LaneState, max_value: float) -> None:
         """Sets the paths of the lane's usual and large queries, its fastest path and its rate."""

@@ -37,7 +37,7 @@ class PathState:
     base_value, value: what an answered row is worth, without and with the operator's weight.
     representation: index of the name before `@`.
     row_s: corrected seconds of device time per row in a merged batch.
-    efficient: whether no mix of two other paths on its device is better.
+    efficient: whether no mix of two other paths on its device is better (`prices.is_efficient`).
     rows: recently dispatched rows.
     """
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
-from polyrec.planner.routing.prices import solve_prices
+from polyrec.planner.routing.prices import Prices, is_efficient, solve_prices
 
 OPTION = st.tuples(st.floats(0.5, 1.0), st.floats(1e-6, 1e-4))
 DEVICES = st.lists(
@@ -73,3 +73,17 @@ def test_between_the_capacities_of_two_paths_both_have_the_same_net_value():
 
 def test_past_capacity_another_row_is_worth_nothing():
     assert solve_prices(20_000.0, [1.0], [[(0.8, 1e-3), (0.7, 1e-4)]]).row == pytest.approx(0)
+
+
+def test_a_path_below_the_mix_of_two_others_is_inefficient():
+    fast, slow = (0.6, 1.0), (0.8, 3.0)
+    assert not is_efficient(0.69, 2.0, [fast, (0.69, 2.0), slow])
+    assert is_efficient(0.71, 2.0, [fast, (0.71, 2.0), slow])
+    assert all(is_efficient(*path, [fast, (0.69, 2.0), slow]) for path in (fast, slow))
+
+
+def test_the_highest_value_is_of_paths_worth_their_price():
+    prices = Prices((0.1,), 0.5)
+    assert prices.highest_value(0, [(0.6, 1.0), (0.8, 4.0)]) == 0.6
+    assert prices.highest_value(0, [(0.6, 1.0), (0.8, 3.0)]) == 0.8  # a tie
+    assert prices.highest_value(0, []) == 0.0
