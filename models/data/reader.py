@@ -178,7 +178,8 @@ def open_data(
     Raises DataError: no such file, an unknown format, a column that is missing or has the wrong type, an
     empty period.
     """
-    from polyrec.models.data.prediction_log import PredictionLogReader, is_prediction_log
+    from polyrec.models.data.prediction_log.log_format import is_prediction_log
+    from polyrec.models.data.prediction_log.reader import PredictionLogReader
 
     found = data_path(path)
     reader: DataReader

@@ -30,7 +30,7 @@ from polyrec.loop.iteration import (
 from polyrec.loop.steps import IterationDropped, LoopSettings
 from polyrec.models.bundle.bundle import load_bundle
 from polyrec.models.bundle.manifest import read_manifest
-from polyrec.models.data.prediction_log import load_rules
+from polyrec.models.data.prediction_log.log_format import load_rules
 from polyrec.models.data.reader import utc_time
 from polyrec.models.errors import PolyrecError
 from polyrec.models.training.warm.start import WarmStart

@@ -26,7 +26,7 @@ from polyrec.loop.folder import BUNDLE, CHECKPOINT, PLAN, TRAIN_LOG, LoopFolder
 from polyrec.loop.iteration import LEARNED, Iteration, LoopError, Rows, StepResult, Verdict
 from polyrec.loop.quality import Measured, measure
 from polyrec.models.bundle.bundle import Bundle, load_bundle
-from polyrec.models.data.prediction_log import PredictionLogReader
+from polyrec.models.data.prediction_log.reader import PredictionLogReader
 from polyrec.models.data.split import fit_splitter
 from polyrec.models.errors import BundleError, DataError
 from polyrec.models.evaluation.comparison import Interval

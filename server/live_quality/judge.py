@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from polyrec.models.bundle.bundle import Bundle, load_bundle
-from polyrec.models.data.prediction_log import POSITIVE
+from polyrec.models.data.prediction_log.labels import POSITIVE
 from polyrec.models.errors import PolyrecError
 from polyrec.models.evaluation.live import LiveEstimate, LiveModel, ScoredRequest, estimate
 from polyrec.models.runtimes import open_runtime

@@ -1,6 +1,6 @@
 """Joins the labels of a few requests of a prediction log, with the clients that sent them.
 
-The result is the same as for training (models/data/prediction_log.py): of two labels of a row the later one
+The result is the same as for training (models/data/prediction_log/): of two labels of a row the later one
 counts, and only labels within the log's window count. Files are read in parts, so that many labels take time
 but not memory.
 """
@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from polyrec.models.data.prediction_log import CLOCKS_S, POSITIVE, label_files_of, read_labels
+from polyrec.models.data.prediction_log.labels import CLOCKS_S, POSITIVE, label_files_of, read_labels
 from polyrec.models.schema.batch import F32, F64, I64
 
 OPERATOR = ""

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from polyrec.models.data.prediction_log import (
+from polyrec.models.data.prediction_log.log_format import (
     HOUR,
     KEY,
     PATH,

@@ -24,7 +24,7 @@ from zlib import crc32
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from polyrec.models.data.prediction_log import FEEDBACK, HOUR, LABEL_COLUMNS, REQUESTS
+from polyrec.models.data.prediction_log.log_format import FEEDBACK, HOUR, LABEL_COLUMNS, REQUESTS
 from polyrec.models.files import atomic_path
 
 log = logging.getLogger("polyrec.prediction_log")

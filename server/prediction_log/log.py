@@ -13,7 +13,7 @@ import orjson
 
 from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.bundle.manifest import VOCABULARY
-from polyrec.models.data.prediction_log import RULES, LogRules, load_rules, stored_names
+from polyrec.models.data.prediction_log.log_format import RULES, LogRules, load_rules, stored_names
 from polyrec.models.errors import PolyrecError
 from polyrec.models.files import create_whole
 from polyrec.models.schema.schema import Schema

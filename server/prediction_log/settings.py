@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from polyrec.models.data.prediction_log import MAX_WINDOW_S
+from polyrec.models.data.prediction_log.log_format import MAX_WINDOW_S
 from polyrec.models.files import Strict
 
 LogShare = Annotated[float, Field(gt=0, le=1)]

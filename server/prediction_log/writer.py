@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from polyrec.models.data.prediction_log import (
+from polyrec.models.data.prediction_log.log_format import (
     KEY,
     KEY_BITS,
     LOG_COLUMNS,

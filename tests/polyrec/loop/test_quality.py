@@ -9,7 +9,7 @@ import pytest
 
 from polyrec.loop.quality import measure
 from polyrec.models.bundle.bundle import Bundle
-from polyrec.models.data.prediction_log import PredictionLogReader
+from polyrec.models.data.prediction_log.reader import PredictionLogReader
 from polyrec.models.data.split import TEST
 from polyrec.models.evaluation.comparison import compare
 from polyrec.models.evaluation.metrics import evaluate

@@ -11,7 +11,7 @@ import orjson
 import pytest
 
 from polyrec.models.bundle.bundle import Bundle
-from polyrec.models.data.prediction_log import RULES, LogRules, stored_names
+from polyrec.models.data.prediction_log.log_format import RULES, LogRules, stored_names
 from polyrec.models.schema.batch import F32
 from polyrec.models.schema.schema import Schema
 from polyrec.planner.plan import Plan

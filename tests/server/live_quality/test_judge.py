@@ -11,7 +11,7 @@ import pytest
 
 from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.data.parquet import parquet_files
-from polyrec.models.data.prediction_log import FEEDBACK, REQUESTS, SCORES
+from polyrec.models.data.prediction_log.log_format import FEEDBACK, REQUESTS, SCORES
 from polyrec.models.errors import PolyrecError
 from polyrec.models.evaluation.live import ScoredRequest
 from polyrec.models.evaluation.metrics import evaluate

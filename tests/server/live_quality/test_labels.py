@@ -11,7 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from polyrec.models.data.prediction_log import CLOCKS_S, FEEDBACK, PredictionLogReader
+from polyrec.models.data.prediction_log.labels import CLOCKS_S
+from polyrec.models.data.prediction_log.log_format import FEEDBACK
+from polyrec.models.data.prediction_log.reader import PredictionLogReader
 from polyrec.server.live_quality.labels import NEVER, OPERATOR, RequestLabels, join_labels
 from tests.server.conftest import Request
 from tests.server.live_quality.conftest import WINDOW_S, LogFolder

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from polyrec.models.data.prediction_log import REQUESTS
+from polyrec.models.data.prediction_log.log_format import REQUESTS
 from polyrec.server.live_quality.report import Report, read_report, report_file
 from polyrec.server.live_quality.rounds import (
     LONGEST_REST_S,

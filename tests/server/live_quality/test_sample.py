@@ -11,7 +11,7 @@ import pytest
 
 from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.data.parquet import parquet_files
-from polyrec.models.data.prediction_log import REQUESTS
+from polyrec.models.data.prediction_log.log_format import REQUESTS
 from polyrec.models.runtimes import open_runtime
 from polyrec.server.codecs.json_rows import JsonDecoder
 from polyrec.server.codecs.oip_inputs import CONTEXT_LENGTHS, Inputs

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from polyrec.models.data.prediction_log import FEEDBACK, REQUESTS
+from polyrec.models.data.prediction_log.log_format import FEEDBACK, REQUESTS
 from polyrec.server.prediction_log.files import PartFiles, label_files, remove_old
 
 NOON_S = datetime(2026, 11, 23, 12, tzinfo=UTC).timestamp()

@@ -20,7 +20,8 @@ import polyrec
 from polyrec.loadtest.drivers.server_pages import MetricSamples
 from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.data.parquet import parquet_files
-from polyrec.models.data.prediction_log import FEEDBACK, REQUESTS, PredictionLogReader
+from polyrec.models.data.prediction_log.log_format import FEEDBACK, REQUESTS
+from polyrec.models.data.prediction_log.reader import PredictionLogReader
 from polyrec.planner.plan import Plan
 from polyrec.server.access.access import Access
 from polyrec.server.app.engine import Engine

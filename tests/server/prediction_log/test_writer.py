@@ -20,7 +20,8 @@ from msgspec import structs
 from polyrec.models.bundle.bundle import Bundle
 from polyrec.models.bundle.manifest import VOCABULARY
 from polyrec.models.data.parquet import parquet_files
-from polyrec.models.data.prediction_log import FEEDBACK, REQUESTS, PredictionLogReader
+from polyrec.models.data.prediction_log.log_format import FEEDBACK, REQUESTS
+from polyrec.models.data.prediction_log.reader import PredictionLogReader
 from polyrec.server.codecs.rows import Tensors
 from polyrec.server.prediction_log.counts import SharedCounts
 from polyrec.server.prediction_log.log import PredictionLog, vocabulary_file

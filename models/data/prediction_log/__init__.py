@@ -1,0 +1,1 @@
+"""Reads prediction logs: requests that a server answered, joined with labels that arrived later."""
