@@ -23,7 +23,7 @@ HOST = torch.device("cpu")
 
 
 class OutdatedOrder(RuntimeError):
-    """Raised when rows are looked up by ranks of an outdated order, outside of `newest_view`."""
+    """Raised when rows are looked up by ranks of an outdated order, outside of `within`."""
 
 
 class TieredRows:
@@ -54,21 +54,11 @@ class TieredRows:
         return self.stack.device
 
     @contextmanager
-    def newest_view(self) -> Iterator[View]:
-        """Yields the newest row order and its updates, to encode and gather one batch within the block.
+    def within(self, view: View) -> Iterator[None]:
+        """Gathers in a view that the caller has entered, encodes with, and will leave.
 
         Outside of such a block, a reader is bound to the order in which it was opened.
         """
-        view = self.stack.views.enter()
-        try:
-            with self.within(view):
-                yield view
-        finally:
-            self.stack.views.leave(view)
-
-    @contextmanager
-    def within(self, view: View) -> Iterator[None]:
-        """Gathers in a view that the caller has entered, encodes with, and will leave."""
         self._view, self._order = view, view.order
         try:
             yield
@@ -130,14 +120,14 @@ class TieredRows:
 
     @contextmanager
     def _batch_view(self) -> Iterator[View]:
-        """Yields the view of `newest_view` or `within`, else the newest one if its order has not changed."""
+        """Yields the view of `within`, else the newest one if its order has not changed."""
         if self._view is not None:
             yield self._view
             return
         view = self.stack.views.enter()
         try:
             if view.order != self._order:
-                raise OutdatedOrder("the rows have a new order: encode and gather within `newest_view()`")
+                raise OutdatedOrder("the rows have a new order: encode and gather within one view")
             yield view
         finally:
             self.stack.views.leave(view)

@@ -94,6 +94,7 @@ class RowCache:
         self.index.put(rows, slots)
         small = min(max(round((self.slots + slots.size) * SMALL), 1), self._small.size + slots.size)
         added = slots.astype(np.int32)
+        # rolled to begin at their hands, behind the added slots
         more = max(small - self._small.size, 0)
         self._small = np.concatenate((added[:more], np.roll(self._small, -self._small_hand)))
         self._main = np.concatenate((added[more:], np.roll(self._main, -self._main_hand)))

@@ -84,7 +84,7 @@ class Cluster:
         self._repair_again = False
         seed = self.server(url)
         self.routes = Routes((seed,))
-        self._seeds = self.routes.servers
+        self._has_discovered = False
         try:
             self._discover(FIRST_TIMEOUT_S)
         except OSError as e:
@@ -143,13 +143,14 @@ class Cluster:
             for first, last, url in masters:
                 of_slot[first : last + 1] = [self.server(url)] * (last + 1 - first)
             routes = Routes(tuple({server for server in of_slot if server is not None}), of_slot)
-        joined = [server for server in routes.servers if server not in known or known is self._seeds]
+        is_first = not self._has_discovered
+        joined = [server for server in routes.servers if is_first or server not in known]
         for server in joined:
-            server.has_restarted(self._timeout_s)
-        if joined and known is not self._seeds:
+            server.has_restarted(self._timeout_s)  # remembers its run id
+        if joined and not is_first:
             self.on_restart()
         with self._lock:
-            self.routes = routes
+            self.routes, self._has_discovered = routes, True
             gone = [self._servers.pop(url) for url in self._servers.keys() - {s.url for s in routes.servers}]
         for server in gone:
             server.close()

@@ -18,6 +18,7 @@ from polyrec.models.tiers.updates.drift import Drift
 from polyrec.models.tiers.updates.update import TableUpdate, apply_update
 from polyrec.models.tiers.view import View
 from tests.models.random_batches import random_batch
+from tests.models.tiers.newest_view import newest_view
 from tests.models.tiers.worlds import check_resolved, encoder_of, row_of, world
 
 SIZES = {"a": 6000, "b": 300}
@@ -37,7 +38,7 @@ def ranks(view: View, table: str, ids: I64) -> torch.Tensor:
 
 def look_up(stack: TierStack, table: str, ids: I64, version: int = 0) -> None:
     rows = TieredRows(stack)
-    with rows.newest_view() as view:
+    with newest_view(rows) as view:
         got = rows.gather(ranks(view, table, ids)).numpy()
     np.testing.assert_array_equal(got, row_of(list(SIZES).index(table), ids, version))
 
@@ -86,7 +87,7 @@ def test_updates_of_host_rows_reach_the_file_before_these_are_released(stack: Ti
     everything = np.arange(SIZES["a"])
     for _ in range(3):
         # far more rows than slots: each is read from the file
-        with (rows := TieredRows(stack)).newest_view() as view:
+        with newest_view(rows := TieredRows(stack)) as view:
             got = rows.gather(ranks(view, "a", everything)).numpy()
         np.testing.assert_array_equal(got, row_of(0, everything, latest))
     assert tiers.prefix.released >= 2500
@@ -123,7 +124,7 @@ def test_no_batch_sees_a_wrong_row_while_rows_are_released_updated_and_reordered
         rows = TieredRows(stack)
         while not stop.is_set() and not wrong:
             ids = random.permutation(SIZES["a"])[: int(random.integers(1, 2000))]
-            with rows.newest_view() as view:
+            with newest_view(rows) as view:
                 got = rows.gather(ranks(view, "a", ids)).numpy()
             if not (got[:, 1] == ids).all() or not (got[:, 0] == 0).all():
                 wrong.append("a row of another id")

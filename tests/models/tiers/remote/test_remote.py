@@ -21,6 +21,7 @@ from polyrec.models.tiers.rows import TieredRows
 from polyrec.models.tiers.stack import TierStack
 from polyrec.models.tiers.updates.drift import Drift
 from polyrec.models.tiers.updates.update import TableUpdate, apply_update
+from tests.models.tiers.newest_view import newest_view
 from tests.models.tiers.redis_server import RedisServer
 from tests.models.tiers.remote.readers import under_load, up
 from tests.models.tiers.waiting import wait_until
@@ -138,13 +139,13 @@ def test_updates_and_new_orders_reach_the_store(server: RedisServer, tmp_path: P
     rows = TieredRows(stack)
     drift = Drift(stack, memory=0.1)
     for _ in range(64):
-        with rows.newest_view() as view:
+        with newest_view(rows) as view:
             assert view.encoder is not None
             rows.gather(torch.from_numpy(view.encoder.vocabularies["a"].rank_of_id[cold]))
     moves = drift.reorder()
     assert (moves.before, moves.after) == (0.0, 1.0)
     for _ in range(2):
-        with rows.newest_view() as view:
+        with newest_view(rows) as view:
             assert view.encoder is not None
             got = rows.gather(torch.from_numpy(view.encoder.vocabularies["a"].rank_of_id))
             np.testing.assert_array_equal(got.numpy(), row_of(0, everything, 3))

@@ -14,6 +14,7 @@ from polyrec.models.tiers.updates.drift import ROWS_AT_ONCE, Drift
 from polyrec.models.tiers.updates.sample import Sample
 from polyrec.models.tiers.updates.update import TableUpdate, apply_update
 from polyrec.models.tiers.view import View
+from tests.models.tiers.newest_view import newest_view
 from tests.models.tiers.worlds import encoder_of, row_of, world
 
 SIZES = {"a": 6000, "b": 300}
@@ -29,7 +30,7 @@ def looked_up(stack: TierStack, ids: I64, times: int) -> TieredRows:
     """Looks ids of table a up so often that every one of them is in the sample."""
     rows = TieredRows(stack)
     for _ in range(16 * times):
-        with rows.newest_view() as view:
+        with newest_view(rows) as view:
             rows.gather(ranks(view, "a", ids))
     return rows
 
@@ -54,13 +55,13 @@ def test_rows_that_became_hot_move_to_fast_tiers_and_none_is_wrong(
     moves = drift.reorder()
     assert (moves.before, moves.after) == (0.0, 1.0)
     assert moves.looked_up == 50 * coldest.size
-    with rows.newest_view() as view:
+    with newest_view(rows) as view:
         assert view.order == 1
         got = rows.gather(ranks(view, "a", coldest))
         np.testing.assert_array_equal(got.numpy(), row_of(0, coldest))
     assert fast_hits(stack) == coldest.size
     for _ in range(2):  # laid over the tiers, then written into them
-        with rows.newest_view() as view:
+        with newest_view(rows) as view:
             for number, (table, size) in enumerate(SIZES.items()):
                 ids = np.arange(size)
                 got = rows.gather(ranks(view, table, ids))
@@ -143,7 +144,7 @@ def test_no_batch_sees_a_wrong_row_or_half_an_update_under_load(tmp_path: Path) 
         rows = TieredRows(stack)
         while not stop.is_set() and not wrong:
             ids = random.permutation(SIZES["a"])[: int(random.integers(1, 100))]
-            with rows.newest_view() as view:
+            with newest_view(rows) as view:
                 if random.random() < 0.5:
                     rows.prefetch(ranks(view, "a", ids).numpy())
                 got = rows.gather(ranks(view, "a", ids)).numpy()
@@ -179,7 +180,7 @@ def test_no_batch_sees_a_wrong_row_or_half_an_update_under_load(tmp_path: Path) 
     assert min(batches) > 10
     assert stack.settle(10.0)
     rows = TieredRows(stack)
-    with rows.newest_view() as view:
+    with newest_view(rows) as view:
         final = rows.gather(ranks(view, "a", np.arange(SIZES["a"]))).numpy()
     expected = np.where(versions == 0, 12, 0)
     np.testing.assert_array_equal(final, row_of(0, np.arange(SIZES["a"]), expected))
@@ -212,7 +213,7 @@ def test_memory_of_drift_counts_unsampled_lookups_too(tmp_path: Path) -> None:
         drift = Drift(stack, memory=memory, every=every)
         rows = TieredRows(stack)
         for _ in range(64):
-            with rows.newest_view() as view:
+            with newest_view(rows) as view:
                 rows.gather(ranks(view, "a", coldest))
         drift.reorder()
         assert drift._known() == pytest.approx(memory + 64 * coldest.size, rel=0.01)

@@ -31,6 +31,7 @@ from polyrec.models.tiers.updates.update import (
 )
 from polyrec.models.tiers.updates.update_log import UpdateLog
 from polyrec.models.tiers.view import View
+from tests.models.tiers.newest_view import newest_view
 from tests.models.tiers.waiting import wait_until
 from tests.models.tiers.worlds import WIDTH, world
 
@@ -71,7 +72,7 @@ def retraction(values: list[Any]) -> dict[str, TableUpdate]:
 def served(stack: TierStack, values: list[str]) -> list[list[float]]:
     """Encodes and gathers values as a batch is."""
     rows = TieredRows(stack)
-    with rows.newest_view() as view:
+    with newest_view(rows) as view:
         assert view.encoder is not None
         ranks = view.encoder.vocabularies["t"].encode("t", values)
         return rows.gather(torch.from_numpy(ranks)).tolist()
@@ -276,7 +277,7 @@ def test_a_batch_sees_a_value_and_its_row_or_neither(changes: Changes, tmp_path:
     stack = world(ENCODER, tmp_path, changes=changes)
     apply_update(stack, named(NEW[:RESERVED], 1), adding=AddOptions())
     rows = TieredRows(stack)
-    with rows.newest_view() as view:
+    with newest_view(rows) as view:
         apply_update(stack, retraction(["n0"]))
         apply_update(stack, named(["n7"], 2), adding=AddOptions())
         assert view.encoder is not None
