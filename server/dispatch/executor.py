@@ -61,7 +61,8 @@ class ActiveDispatch:
     looping: whether `_execute_groups` is on the stack.
     in_lane: whether a batch was handed to the lane and is not settled yet.
     ended_s: time at which the last group was settled.
-    waited_s: seconds for which the lane waited for a CPU.
+    loop_waited_s: seconds for which the event loop waited for a CPU while an inline lane executed.
+    worker_waited_s: seconds for which a lane that uses only spare CPU time waited for a CPU.
     """
 
     dispatch: Dispatch
@@ -75,7 +76,8 @@ class ActiveDispatch:
     looping: bool = False
     in_lane: bool = False
     ended_s: float = 0.0
-    waited_s: float = 0.0
+    loop_waited_s: float = 0.0
+    worker_waited_s: float = 0.0
 
 
 class Executor:
@@ -142,7 +144,7 @@ class Executor:
         cpu_s = time.thread_time() - began_s
         self._control.executing_s += cpu_s
         if self._lanes[lane].kind == "inline":
-            active.waited_s += self._waits.within_s(active.ended_s - active.dispatch.started_s - cpu_s)
+            active.loop_waited_s += self._waits.within_s(active.ended_s - active.dispatch.started_s - cpu_s)
 
     def _execute_groups(self, lane: int, active: ActiveDispatch) -> None:
         """Encodes groups and hands them to the lane one by one; the dispatch ends after the last group.
@@ -217,7 +219,7 @@ class Executor:
             self._retry_or_fail(lane, active, parts, result)
         else:
             active.executed += 1
-            active.waited_s += result.waited_s
+            active.worker_waited_s += result.waited_s
             try:
                 self._scatter(lane, active, parts, result, batch_view)
             except Exception as e:
@@ -256,10 +258,10 @@ class Executor:
                 # another group succeeded, so the queries were at fault, not the lane
                 fail(query, failed_prediction())
             # exclude waiting for a CPU, which does not predict later batches and may predate this dispatch
-            took_s = active.ended_s - dispatch.started_s - active.waited_s
+            took_s = active.ended_s - dispatch.started_s - active.loop_waited_s - active.worker_waited_s
             untypical = active.broken or not active.executed or took_s <= 0
-            waited_s = active.waited_s if self._lanes[lane].kind == "inline" else 0.0
-            self._router.done(dispatch, now_s, dispatch.median_s if untypical else took_s, waited_s)
+            took_s = dispatch.median_s if untypical else took_s
+            self._router.done(dispatch, now_s, took_s, active.loop_waited_s)
         self._freed(dispatch)
 
     def _scatter(
