@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,7 @@ from polyrec.cluster.spec import ClusterError, Ingress
 HAPROXY_MODE = "RAY_SERVE_ENABLE_HA_PROXY"
 PORT = 6379
 """Default port of Ray's head."""
+CONNECT_S = 5.0
 
 
 def connect(address: str | None) -> None:
@@ -26,6 +28,10 @@ def connect(address: str | None) -> None:
     """
     if ray.is_initialized():
         return
+    head = address or _last_head()
+    if head is not None and not _listens(head):
+        # after a crash of the machine, Ray itself would try the old head for many minutes
+        raise ClusterError(f"no Ray is running at {head}: nothing listens there")
     try:
         ray.init(
             address=address or "auto",
@@ -59,6 +65,33 @@ def ray_environment(ingress: Ingress) -> Mapping[str, str]:
         "RAY_process_group_cleanup_enabled": "1",
         HAPROXY_MODE: "1" if ingress == "ray-haproxy" else "0",
     }
+
+
+def _last_head() -> str | None:
+    """Returns host:port of the head to which Ray would connect, None if it knows none.
+
+    It is in RAY_ADDRESS or in a file of the last node that was started here, which remains after a crash.
+    """
+    environ = os.environ
+    if environ.get("RAY_ADDRESS"):
+        return environ["RAY_ADDRESS"]
+    folder = Path(environ.get("RAY_TMPDIR") or environ.get("TMPDIR") or "/tmp")
+    try:
+        return (folder / "ray" / "ray_current_cluster").read_text().strip()
+    except OSError:
+        return None
+
+
+def _listens(address: str) -> bool:
+    """Whether something listens at host:port. True for addresses of other forms, which Ray must judge."""
+    host, colon, port = address.rpartition(":")
+    if not (colon and port.isdigit()) or "/" in host:
+        return True
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), CONNECT_S):
+            return True
+    except OSError:
+        return False
 
 
 def _start(arguments: Sequence[str], ip: str, ingress: Ingress) -> None:

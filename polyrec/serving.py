@@ -11,10 +11,7 @@ from polyrec.client.async_client import AsyncClient
 from polyrec.client.client import Client
 from polyrec.models.errors import PolyrecError
 from polyrec.models.fetching.url import model_place
-from polyrec.server.child import ServerProcess, StartFailed, start
-
-LOG_TAIL = 2000
-"""Characters of a failed server's log that its error shows."""
+from polyrec.server.child import ServerProcess, start
 
 
 class RunningServer:
@@ -72,10 +69,5 @@ def serve(model: str | Path, **settings: object) -> RunningServer:
     is_plan = place.is_file() if isinstance(place, Path) else place.is_plan
     given = {"drain_grace_s": 0} | settings | {"plan" if is_plan else "bundle": place}
     # a file instead of a pipe, which would fill up and block the server, since nobody reads it
-    with tempfile.TemporaryFile("w+") as log:
-        try:
-            return RunningServer(start(given, stderr=log))
-        except StartFailed as e:
-            log.seek(0)
-            reason = log.read()[-LOG_TAIL:].strip().splitlines()
-            raise PolyrecError(f"{e}: {reason[-1]}" if reason else str(e)) from None
+    with tempfile.TemporaryFile("w") as log:
+        return RunningServer(start(given, stderr=log))

@@ -4,14 +4,18 @@ This entry point is for containers and child processes; on a command line use `p
 inherited file descriptors. Three make the process one of several behind a port (server/app/processes.py): the
 shared listening socket, its own listening socket, and a lifeline pipe, whose closing by the parent ends the
 process. A single descriptor is a lifeline pipe (server/child.py).
+
+Prints one line of JSON for the program that started it: that it is ready, or why it failed to become so.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 
 from polyrec.models.slow_imports import slow_imports
 from polyrec.server.app.signals import exit_on_sigterm
@@ -46,8 +50,14 @@ def main(inherited: Sequence[int] = ()) -> int:
                 shared, own = sockets
                 return serve(settings, announce, socket.socket(fileno=shared), socket.socket(fileno=own))
             return serve(settings, announce)
-        except PolyrecError as e:
-            print(f"polyrec: error: {e}", file=sys.stderr)
+        except Exception as e:
+            expected = isinstance(e, PolyrecError)
+            error = str(e) if expected else f"{type(e).__name__}: {e}"
+            with suppress(OSError):  # a full disk or a closed pipe
+                print(json.dumps({"event": "failed", "error": error}), flush=True)
+            if not expected:
+                raise
+            print(f"polyrec: error: {error}", file=sys.stderr)
             return 2
 
 

@@ -70,7 +70,7 @@ def start(
     core: the only CPU core it may use, None for any.
     lifeline: whether the server is killed when this process ends for any reason.
     own_group: whether to shield it from a terminal's Ctrl-C, so that only this process ends it.
-    Raises StartFailed if the server ends before it is ready.
+    Raises StartFailed with the server's reason if it ends before it is ready.
     """
     child_end, own_end = os.pipe() if lifeline else (None, None)
     inherited = () if child_end is None else (child_end,)
@@ -101,16 +101,17 @@ def environ_of(settings: Mapping[str, object]) -> dict[str, str]:
 
 
 def announced(process: subprocess.Popen[str], lifeline: int | None) -> ServerProcess:
-    """Waits until a server process is ready. Raises StartFailed if it ends before."""
+    """Waits until a server process is ready. Raises StartFailed with its reason if it ends before."""
     assert process.stdout is not None
     line = process.stdout.readline()
-    if not line:
-        process.stdout.close()
-        if lifeline is not None:
-            os.close(lifeline)
-        raise StartFailed(f"the server ended with status {process.wait()} before it was ready")
     # benchmarks start servers of older revisions, whose announcement has fewer keys
-    ready = orjson.loads(line)
+    ready = orjson.loads(line) if line else {}
+    if "url" not in ready:
+        process.stdout.close()
+        how = f"the server {exit_description(process.wait())} before it was ready"
+        if lifeline is not None:
+            os.close(lifeline)  # not before it has ended by itself, as this kills it
+        raise StartFailed(f"{how}: {ready['error']}" if ready else how)
     return ServerProcess(
         ready["url"], process, tuple(ready.get("processes", ())), ready.get("grpc"), lifeline
     )

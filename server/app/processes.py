@@ -99,6 +99,7 @@ class _Supervisor:
         """Processes that are ready. Others get no SIGHUP yet, which ends a process that has no handler."""
         self._rereads_later: set[int] = set()
         self._announced = False
+        self._reason = ""
         self._stopping = False
 
     async def run(self) -> int:
@@ -151,7 +152,8 @@ class _Supervisor:
                 if self._stopping:
                     return max(status, 0)
                 if not self._announced:
-                    raise ProcessFailed(f"a server process {exit_description(status)} before it was ready")
+                    how = f"{exit_description(status)} before it was ready{self._reason}"
+                    raise ProcessFailed(f"a server process {how}")
                 if was_ready:
                     delay_s = FIRST_DELAY_S
                 log.error("server process %d %s; another one starts", process.pid, exit_description(status))
@@ -168,7 +170,11 @@ class _Supervisor:
                 process.terminate()
             assert process.stdout is not None
             while line := await process.stdout.readline():
-                self._note_ready(i, orjson.loads(line))
+                said = orjson.loads(line)
+                if "error" in said:
+                    self._reason = f": {said['error']}"
+                    continue
+                self._note_ready(i, said)
                 self._serving.add(i)
                 if i in self._rereads_later:  # as it may have read the files before the signal
                     process.send_signal(signal.SIGHUP)

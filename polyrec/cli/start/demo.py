@@ -117,17 +117,12 @@ def run(args: argparse.Namespace) -> int:
 def start_logged(settings: Mapping[str, object], log: Path) -> ServerProcess:
     """Starts the server with its messages in a file, where they do not mix with the demo's.
 
-    Raises PolyrecError with the server's own reason.
+    Raises StartFailed with the server's own reason.
     """
-    from polyrec.models.errors import PolyrecError
-    from polyrec.server.child import StartFailed, start
+    from polyrec.server.child import start
 
     with log.open("w") as stderr:
-        try:
-            return start(settings, stderr, lifeline=True, own_group=True)
-        except StartFailed as e:
-            reason = log.read_text().strip().splitlines()
-            raise PolyrecError(f"{e}: {reason[-1] if reason else 'no message'}") from None
+        return start(settings, stderr, lifeline=True, own_group=True)
 
 
 def serve_until_signaled(server: ServerProcess) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import resource
 import signal
@@ -185,8 +186,11 @@ def test_a_bundle_that_cannot_be_opened_ends_all_with_its_reason(tmp_path: Path)
     )
     assert ended.returncode == 2
     assert f"polyrec: error: no bundle in '{tmp_path}'" in ended.stderr or "manifest.json" in ended.stderr
-    assert "a server process ended with status 2 before it was ready" in ended.stderr
     assert "Traceback" not in ended.stderr
+    said = json.loads(ended.stdout)
+    assert said["event"] == "failed"
+    assert said["error"].startswith("a server process ended with status 2 before it was ready: ")
+    assert str(tmp_path) in said["error"]
 
 
 def test_a_full_disk_does_not_stop_serving(bundle_dir: Path, tmp_path: Path) -> None:
