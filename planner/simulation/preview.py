@@ -23,9 +23,11 @@ MIN_S, MAX_S = 1.0, 60.0
 WARM_SHARE = 0.1
 """Share of the time at its beginning that is not counted, while the router learns the rate."""
 STEP = 1.3
-"""Factor between rates until one meets the SLO and the next does not."""
-MAX_STEPS = 30
-HALVINGS = 3
+"""Factor from the first rate to the second. It is squared for each further one, until one meets the SLO and
+another does not."""
+MAX_STEPS = 6
+"""The last rate is 2,600 times the first one, or as much below it."""
+PRECISION = 1.035
 
 
 def preview(plan: Plan, traffic: Traffic, served_rate: float) -> Simulated:
@@ -54,19 +56,21 @@ def _highest_rate(plan: Plan, traffic: Traffic, rate: float) -> tuple[float, Fig
     """
     met: tuple[float, Figures] | None = None
     missed = 0.0
+    step = STEP
     for _ in range(MAX_STEPS):
         figures = _figures(plan, traffic, rate)
         if figures.in_budget >= SLO_SHARE:
             met = rate, figures
-            rate *= STEP
+            rate *= step
         else:
             missed = rate
-            rate /= STEP
+            rate /= step
+        step *= step
         if met is not None and missed:
             break
     if met is None or not missed:
         return None
-    for _ in range(HALVINGS):
+    while missed / met[0] > PRECISION:
         rate = (met[0] * missed) ** 0.5
         figures = _figures(plan, traffic, rate)
         if figures.in_budget >= SLO_SHARE:
