@@ -120,6 +120,7 @@ def test_an_invalid_variable_is_named(environment: dict[str, str], says: str) ->
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.long
 def test_a_shape_is_followed_and_counts_are_the_servers(url: str, clicks: Path) -> None:
     environment = {"LOADTEST_DATA": str(clicks), "LOADTEST_ROWS": "1000"}
     before = read_counters(url)
@@ -132,6 +133,7 @@ def test_a_shape_is_followed_and_counts_are_the_servers(url: str, clicks: Path) 
     assert _requests(done.stderr) == read_counters(url) - before > 40
 
 
+@pytest.mark.long
 def test_a_test_that_sent_nothing_has_failed(url: str, clicks: Path) -> None:
     environment = {"LOADTEST_DATA": str(clicks), "LOADTEST_ROWS": "1000"}
     done = locust(

@@ -9,6 +9,7 @@ from polyrec.models.bundle.bundle import Bundle
 from polyrec.planner.plan import single_path_plan
 
 
+@pytest.mark.long
 def test_the_end_of_its_server_is_no_warning(
     bundle: Bundle, bundle_dir: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -71,6 +71,7 @@ def test_a_server_that_answers_wrong_is_left_out(capsys: pytest.CaptureFixture[s
     assert seen[2]["right"]["knee_requests_per_s"] >= 0
 
 
+@pytest.mark.long
 def test_a_server_that_does_not_start_is_left_out(
     bundle_dir: pytest.TempPathFactory, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -5,7 +5,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[3]
+
+pytestmark = pytest.mark.long  # starts the benchmark each time
 
 
 def run(bundle: Path, data: Path, *arguments: str) -> str:

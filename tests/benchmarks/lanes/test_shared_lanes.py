@@ -125,6 +125,7 @@ def test_overload_of_one_model_leaves_the_others_guaranteed_time():
         assert sum(flooded.busy_s) > 1.8
 
 
+@pytest.mark.long
 def test_past_capacity_time_follows_shares_then_weights():
     def busy(*shares: ModelShare) -> float:
         found = simulated([model(trace(2.0, 0.05, i), 1, share) for i, share in enumerate(shares)])

@@ -27,6 +27,7 @@ def test_the_ladder_is_the_measured_one() -> None:
     assert 1 / with_front.capacity(with_front.paths[0]) == pytest.approx(1 / capacity[0] + 50e-6)
 
 
+@pytest.mark.long
 def test_no_policy_exceeds_the_bound_and_the_best_static_is_one() -> None:
     found = run(ml1m(), peaks=(3.0,), loads=(0.02, 0.1), seconds=0.5, queries=500)
     for one in (*found["days"], *found["loads"]):

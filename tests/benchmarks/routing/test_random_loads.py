@@ -20,6 +20,7 @@ def test_the_first_path_is_the_best_and_the_last_the_fastest() -> None:
         assert [p.quality for p in paths] == sorted((p.quality for p in paths), reverse=True)
 
 
+@pytest.mark.long
 def test_a_case_is_compared_and_printed(capsys: pytest.CaptureFixture[str]) -> None:
     found = ratio(0)
     assert math.isnan(found) or 0 <= found < 10

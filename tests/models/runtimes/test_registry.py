@@ -46,6 +46,7 @@ def test_names_are_listed_without_importing_a_library() -> None:
     assert {"torch", "onnxruntime", "onnx", "openvino"} & set(said.stdout.split()) == set()
 
 
+@pytest.mark.long
 def test_another_distribution_adds_a_runtime_by_an_entry_point(tmp_path: Path) -> None:
     (tmp_path / "elsewhere.py").write_text(ELSEWHERE)
     folder = tmp_path / "elsewhere-1.dist-info"

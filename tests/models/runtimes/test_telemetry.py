@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[3]
 USE = """
 import sys
@@ -25,6 +27,7 @@ def used(home: Path, **environ: str) -> list[str]:
     return [str(found.relative_to(home)) for found in home.rglob("*")]
 
 
+@pytest.mark.long
 def test_importing_and_using_it_writes_no_file_into_the_home_folder(tmp_path: Path) -> None:
     assert used(tmp_path) == []
 

@@ -130,6 +130,7 @@ def test_fewer_rows_know_only_ids_that_they_have_often_enough(bundle: Bundle, cl
     assert changes
 
 
+@pytest.mark.long
 def test_the_same_candidates_give_the_same_search(learner: Learner) -> None:
     one, two = (search_recipe(learner, 600.0, candidates=4) for _ in range(2))
     assert [replace(t, seconds=0) for t in one.trials] == [replace(t, seconds=0) for t in two.trials]

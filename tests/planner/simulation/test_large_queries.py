@@ -45,7 +45,7 @@ def served(
     return Simulator(trace, lanes, Routing(policy=policy), rng).run().figures(2.0)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2))])
 @pytest.mark.parametrize(
     ("paths", "kind", "budget_s", "rate"),
     [

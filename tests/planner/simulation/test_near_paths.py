@@ -37,7 +37,9 @@ def served(policy: str, rate: float, faults: tuple[Fault, ...]) -> Figures:
 
 
 @pytest.mark.parametrize("faults", [(), NEIGHBOR], ids=["alone", "neighbor"])
-@pytest.mark.parametrize("rate", [150, 250, 350, 450, 550])
+@pytest.mark.parametrize(
+    "rate", [*(pytest.param(rate, marks=pytest.mark.long) for rate in (150, 250, 350, 450)), 550]
+)
 def test_priced_makes_the_information_of_the_better_path(rate, faults):
     static = max(served(f"static:{path.name}", rate, faults).information for path in PATHS)
     assert served("priced", rate, faults).information >= 0.995 * static

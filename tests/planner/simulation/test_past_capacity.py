@@ -49,6 +49,7 @@ def served(policy: str, seed: int) -> Outcomes:
     ).run()
 
 
+@pytest.mark.long
 def test_the_path_of_most_information_a_second_answers_most():
     shares = []
     for seed in range(4):

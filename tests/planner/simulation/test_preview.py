@@ -27,8 +27,14 @@ def plan(budget_ms: float = 20, lanes: int = 1, query_s: float = 0.0) -> Plan:
     )
 
 
-@pytest.mark.parametrize("lanes", [1, 2])
-@pytest.mark.parametrize("tried", [0.1, 1.0, 10.0])
+@pytest.mark.parametrize(
+    ("lanes", "tried"),
+    [
+        (1, 1.0),
+        (1, 10.0),
+        *(pytest.param(*case, marks=pytest.mark.long) for case in ((1, 0.1), (2, 0.1), (2, 1.0), (2, 10.0))),
+    ],
+)
 def test_the_highest_rate_is_near_the_capacity(lanes: int, tried: float) -> None:
     capacity = lanes / (ROWS * ROW_S)  # the fixed time is shared by merged queries
     found = preview(plan(lanes=lanes), Traffic(rate=0.5 * capacity, sizes=SIZES), tried * capacity)

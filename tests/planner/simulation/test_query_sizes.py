@@ -45,7 +45,7 @@ class Load:
         return self.information("priced", seed) / best
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2))])
 def test_large_queries_have_a_path_of_their_own(seed):
     # the first path is faster up to 6 rows, and cannot answer more than 18 in time
     quick = PathSpec("quick@cpu", "cpu", 0.35, line(2e-3, 1.5e-3, tail=1.5))
@@ -55,7 +55,7 @@ def test_large_queries_have_a_path_of_their_own(seed):
     assert load.over_best_static(seed) > 1.05
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2))])
 def test_with_time_to_spare_the_path_that_is_faster_in_usual_batches_is_used(seed):
     # the first path is faster in batches of more than 480 rows, which do not occur at this load
     merged = PathSpec("merged@cpu", "cpu", 0.664, line(6.4e-4, 9.5e-7))

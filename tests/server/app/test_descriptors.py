@@ -54,7 +54,7 @@ def status(url: str, path: str) -> tuple[int, str]:
     return answer.status, text
 
 
-@pytest.mark.parametrize("most", [None, 1000])
+@pytest.mark.parametrize("most", [pytest.param(None, marks=pytest.mark.long), 1000])
 def test_idle_connections_leave_descriptors_for_other_clients(
     bundle_dir: Path, tmp_path: Path, most: int | None
 ) -> None:

@@ -125,6 +125,7 @@ def test_all_end_with_a_signal_and_leave_the_port_free(server: ServerProcess) ->
         listen("127.0.0.1", urlsplit(url).port or 0).close()
 
 
+@pytest.mark.long
 def test_a_process_that_hangs_is_in_the_log_and_does_not_outlive_the_others(
     bundle_dir: Path, tmp_path: Path
 ) -> None:

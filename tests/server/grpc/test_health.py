@@ -44,6 +44,7 @@ def test_another_service_is_unknown(stub: Stub, refused: Callable[..., Any]) -> 
     watch.cancel()
 
 
+@pytest.mark.long
 def test_a_server_whose_only_lane_stalls_is_not_serving_until_it_answers(bundle_dir: Path) -> None:
     settings = {"bundle": bundle_dir, "grpc_port": 0, "lane": "process", "lanes": 1, "drain_grace_s": 0}
     with (

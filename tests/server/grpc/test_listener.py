@@ -177,6 +177,7 @@ def test_a_message_that_does_not_arrive_is_not_waited_for(bundle_dir: Path) -> N
         stopped.set()
 
 
+@pytest.mark.long
 def test_several_processes_share_the_port_and_one_that_dies_is_replaced(bundle_dir: Path) -> None:
     settings = {"bundle": bundle_dir, "grpc_port": 0, "processes": 2, "drain_grace_s": 0}
     with start(settings) as server:

@@ -52,6 +52,7 @@ def arms(
         yield ask
 
 
+@pytest.mark.long
 def test_calls_are_split_by_metadata(arms: Callable[..., list[str | None]]) -> None:
     users = [f"u{i}" for i in range(CALLS)]
     first, again = arms("header:x-user", users), arms("header:x-user", users)

@@ -324,6 +324,7 @@ signal.pause()
 """
 
 
+@pytest.mark.long
 def test_a_server_that_is_killed_takes_its_workers_along(bundle_dir: Path) -> None:
     shared = set(os.listdir("/dev/shm"))
     command = [sys.executable, "-c", SERVER, str(bundle_dir)]

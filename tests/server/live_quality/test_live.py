@@ -177,6 +177,7 @@ def test_a_server_reports_the_quality_of_every_path_on_labeled_requests(
         assert low <= value <= high
 
 
+@pytest.mark.long
 def test_a_server_judges_a_canary_by_the_labels_of_requests_from_before_its_rollout(
     serve_logging: LoggingServer, plan: Plan, bundle: Bundle, requests: list[Request], tmp_path: Path
 ) -> None:

@@ -231,6 +231,7 @@ def test_a_model_that_could_not_be_loaded_can_be_loaded_again(folder: Path, tmp_
         assert loaded.status_code == 200, loaded.text
 
 
+@pytest.mark.long
 def test_log_lines_name_the_model(folder: Path, tmp_path: Path) -> None:
     """Two models have paths of the same name, and nobody could tell which one a line was about."""
     file = tmp_path / "stderr"
@@ -367,6 +368,7 @@ def test_a_triton_client_loads_and_unloads(loading: ServerProcess, http: httpx.C
         triton.close()
 
 
+@pytest.mark.long
 def test_requests_during_changes_are_answered_or_not_found(loading: ServerProcess) -> None:
     async def run() -> set[int]:
         statuses: set[int] = set()

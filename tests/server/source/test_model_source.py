@@ -260,6 +260,7 @@ def test_settings_with_urls_survive_as_variables() -> None:
     assert Settings.model_validate(variables) == settings
 
 
+@pytest.mark.long
 def test_a_server_starts_reloads_and_tries_versions_by_url(
     web: tuple[str, list[str]], tmp_path: Path
 ) -> None:

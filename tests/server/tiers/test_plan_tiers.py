@@ -104,6 +104,7 @@ def test_a_planned_server_below_the_bundles_size_answers_as_one_with_all_in_memo
     assert not [p for p in tmp_path.iterdir() if p.suffix == ".pages"]
 
 
+@pytest.mark.long
 def test_a_plan_of_memory_disk_and_a_named_store_opens_and_answers_as_one_with_all_in_memory(
     in_memory: Client,
     paged: Bundle,

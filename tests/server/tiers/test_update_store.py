@@ -161,6 +161,7 @@ def test_an_update_that_comes_during_a_reload_is_served_before_and_after_it(
     assert after["predictions"] == pytest.approx(during["predictions"], abs=1e-6)
 
 
+@pytest.mark.long
 def test_logged_updates_are_served_after_kill_9(paged: Bundle, request_: Request, tmp_path: Path) -> None:
     save_plan(placed_plan(paged, tmp_path), tmp_path / "plan.json")
     settings = {"plan": tmp_path / "plan.json", "admin_token": TOKEN, "update_log": tmp_path / "log"}

@@ -26,6 +26,7 @@ def test_two_queries_never_share_a_batch_unless_merged() -> None:
     assert merged.capacity() > alone.capacity()
 
 
+@pytest.mark.long
 def test_policies_see_one_trace_and_no_rule_beats_the_offered_load() -> None:
     case = serve(KAGGLE, "gpu", BASE, False, 20)
     found = evaluate(case, (0.4, 1.0, 1.2), 300)

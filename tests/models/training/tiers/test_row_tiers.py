@@ -97,6 +97,7 @@ def test_a_killed_training_goes_on_to_the_same_bundle(snapshots: int, many_ids: 
     assert json.loads(whole.stdout)["version"] == json.loads(resumed.stdout)["version"]
 
 
+@pytest.mark.long
 def test_a_failed_training_goes_on_from_its_checkpoint(
     many_ids: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -115,6 +115,7 @@ def test_a_load_without_any_result_fails_and_reasons_are_shown(
     assert ("no request was served" in err) == (expected == NOTHING_SERVED)
 
 
+@pytest.mark.long
 def test_command_sends_rankings_of_a_bundle_and_writes_a_report(
     bundle_dir: Path, clicks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -32,6 +32,7 @@ def profiled(bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "profile.json"
 
 
+@pytest.mark.long
 def test_profile_of_a_busy_machine_gives_a_warning(
     profiled: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -118,6 +119,7 @@ def test_a_plan_is_made_written_and_explained(
     assert shown["expected"]["slo_ms"] == 10
 
 
+@pytest.mark.long
 def test_a_plan_file_names_relative_bundles_from_where_it_lies(
     bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -169,6 +171,7 @@ def test_a_sweep_is_a_table_a_list_and_a_picture(
     assert points[0]["reason"].startswith("no path answers")
 
 
+@pytest.mark.long
 def test_pictures_are_drawn(profiled: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asked = ["--profile", str(profiled), "--slo-ms", "10", "--traffic", TRAFFIC]
     assert main(["plan", *asked, "--pictures", str(tmp_path)]) == 0

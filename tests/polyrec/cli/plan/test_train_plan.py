@@ -55,6 +55,7 @@ def trained(folder: Path, clicks: Path, name: str, *options: str) -> Bundle:
     return load_bundle(folder / name)
 
 
+@pytest.mark.long
 def test_two_workers_replicate_what_the_plan_says_and_equal_one(planned: Path, clicks: Path) -> None:
     chosen = json.loads((planned / "plan.json").read_text())["chosen"]
     assert (chosen["nodes"], chosen["form"]) == (2, "fae")

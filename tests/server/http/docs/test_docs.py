@@ -188,6 +188,7 @@ FAINT = """(() => {
 """Texts that are hard to read before their background."""
 
 
+@pytest.mark.long
 @pytest.mark.skipif(PROGRAM is None, reason="no Chromium on this machine (Debian: apt-get install chromium)")
 def test_on_a_phone_in_the_dark_every_text_can_be_read_and_nothing_is_wider(server: ServerProcess) -> None:
     with browser() as tab:
