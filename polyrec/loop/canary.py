@@ -53,10 +53,14 @@ class Canary:
             earlier = _ended(status, version)
             if earlier is not None and earlier["began"] >= iteration.step_began:
                 return _result(earlier)
+            if is_dropped():
+                raise IterationDropped("ended by an operator")
             plan = folder.folder_of(iteration.number) / PLAN
             status = self.calls.post("rollout/start", {"plan": str(plan.resolve()), **self.start})
         rollout = status["rollout"]
         if rollout["canary_version"] != version:
+            if is_dropped():
+                raise IterationDropped("ended by an operator; another rollout is in progress")
             raise LoopError(f"another rollout is in progress, of version {rollout['canary_version']}")
         stable = rollout["stable_version"]
         if stable != iteration.serving:
@@ -71,12 +75,14 @@ class Canary:
         """Waits for the rollout in progress to end, and returns its result."""
         if "canary" in iteration.forced:
             self.calls.post("rollout/promote", {"reason": "forced by an operator"})
-        while (status := self.calls.get("rollout"))["rollout"] is not None:
+        while (rollout := (status := self.calls.get("rollout"))["rollout"]) is not None:
+            if rollout["canary_version"] != version:
+                break  # an operator ended it and started another
             if is_dropped():
                 self.calls.post("rollout/rollback", {"reason": "the loop's iteration was dropped"})
                 raise IterationDropped("ended by an operator; the canary was rolled back")
-            if status["rollout"]["age_s"] > self.max_s:
-                decision = status["rollout"]["decision"]
+            if rollout["age_s"] > self.max_s:
+                decision = rollout["decision"]
                 missing = decision["reason"] if decision else "no decision"
                 reason = f"not promoted within {self.max_s:g} s: {missing}"
                 self.calls.post("rollout/rollback", {"reason": reason[:200]})

@@ -90,7 +90,7 @@ class Loop:
                     return self.every_s - age_s
             iteration = self._next(iteration)
         hold = self.folder.holds().get(iteration.step)
-        if hold is not None:
+        if hold is not None and not self.folder.has("drop", iteration.number):
             self._report(f"iteration {iteration.number}: held before {iteration.step} by an operator: {hold}")
             return self.every_s
         return self._attempt(iteration)
@@ -101,7 +101,7 @@ class Loop:
         try:
             result = self._execute(iteration)
         except IterationDropped:
-            self._after_commands(iteration)
+            self._drop(iteration)
             return 0.0
         except (PolyrecError, OSError) as e:
             iteration = failed(iteration, str(e))
@@ -138,22 +138,30 @@ class Loop:
         """Returns the iteration after applying the operator's commands for it."""
         if iteration is None:
             return None
-        number, before = iteration.number, iteration
+        number = iteration.number
         if self.folder.has("force", number):
-            self.folder.remove("force", number)
             try:
                 iteration = forced(iteration, self.clock())
             except LoopError as e:
                 self._report(str(e))
             else:
+                self.folder.save(iteration)
                 self._report(f"iteration {number}: continues with {iteration.step}, forced by an operator")
+            self.folder.remove("force", number)
         if self.folder.has("drop", number):
-            self.folder.remove("drop", number)
-            if iteration.state == "running":
-                iteration = dropped(iteration)
-                self._report(f"iteration {number}: dropped by an operator")
-        if iteration is not before:
-            self.folder.save(iteration)
+            if iteration.state != "running":
+                self.folder.remove("drop", number)
+            # the canary step ends what the server may be trying, and fails without an answer from it
+            elif iteration.step != "canary" or self.canary is None:
+                iteration = self._drop(iteration)
+        return iteration
+
+    def _drop(self, iteration: Iteration) -> Iteration:
+        """Returns the iteration after an operator's command to drop it."""
+        iteration = dropped(iteration)
+        self.folder.save(iteration)
+        self.folder.remove("drop", iteration.number)
+        self._report(f"iteration {iteration.number}: dropped by an operator")
         return iteration
 
     def _served_version(self) -> str:

@@ -22,6 +22,8 @@ import pytest
 from benchmarks.operations.written_log import request_starts
 from polyrec.cli.main import main
 from polyrec.client.admin import AdminCalls
+from polyrec.loop.canary import Canary
+from polyrec.loop.folder import LoopFolder
 from polyrec.models.bundle.bundle import Bundle, load_bundle, write_bundle
 from polyrec.models.schema.schema import Schema
 from polyrec.planner.plan import load_plan, save_plan, single_path_plan
@@ -273,17 +275,22 @@ def test_a_server_of_another_version_holds_the_iteration_also_if_it_is_forced(
     assert {each["outcome"] for each in ended[1:]} == {"rolled_back"}
 
 
+def kill_at_canary(server: ServerProcess, folder: Path, calls: AdminCalls) -> None:
+    """Runs the loop until its rollout is in progress, and kills it."""
+    command = [sys.executable, "-m", "polyrec", "loop", "run", *files_of(folder), "--url", server.url]
+    with subprocess.Popen(command) as child:
+        while calls.get("rollout")["rollout"] is None:
+            assert child.poll() is None
+            time.sleep(0.1)
+        child.kill()
+
+
 @pytest.mark.parametrize("meanwhile", [pytest.param("nothing", marks=pytest.mark.long), "promote"])
 def test_a_killed_loop_finds_its_canary_again(
     server: ServerProcess, run: Callable[..., int], folder: Path, meanwhile: str
 ) -> None:
-    command = [sys.executable, "-m", "polyrec", "loop", "run", *files_of(folder), "--url", server.url]
     with AdminCalls(server.url) as calls:
-        with subprocess.Popen(command) as child:
-            while calls.get("rollout")["rollout"] is None:
-                assert child.poll() is None
-                time.sleep(0.1)
-            child.kill()
+        kill_at_canary(server, folder, calls)
         if meanwhile == "promote":
             calls.post("rollout/promote", {})
         assert run("--canary-for", "1s") == (0 if meanwhile == "promote" else 3)
@@ -292,3 +299,45 @@ def test_a_killed_loop_finds_its_canary_again(
     assert found["state"] == ended["outcome"] == ("promoted" if meanwhile == "promote" else "rolled_back")
     version = found["done"][1]["result"]["figures"]["version"]
     assert ended["canary_version"] == version
+
+
+def test_an_iteration_dropped_while_its_loop_is_down_takes_back_its_canary(
+    server: ServerProcess, run: Callable[..., int], folder: Path
+) -> None:
+    """Else the server would promote it later."""
+    with AdminCalls(server.url) as calls:
+        kill_at_canary(server, folder, calls)
+        assert main(["loop", "drop", "--state", str(folder / "state")]) == 0
+        main(["loop", "hold", "canary", "--state", str(folder / "state")])
+        assert run() == 3
+        status = calls.get("rollout")
+    assert record(folder)["state"] == "dropped"
+    assert status["rollout"] is None
+    (ended,) = status["ended"]
+    assert (ended["outcome"], ended["reason"]) == ("rolled_back", "the loop's iteration was dropped")
+
+
+def test_a_rollout_that_an_operator_started_instead_is_left_alone(
+    server: ServerProcess, run: Callable[..., int], folder: Path, nested: Bundle
+) -> None:
+    other = single_path_plan(nested.path, "table", "onnx", width=8)
+    save_plan(other, folder / "other.json")
+    asked = []
+    with AdminCalls(server.url) as calls:
+
+        def replaces_the_canary_then_drops() -> bool:
+            asked.append(calls.get("rollout")["rollout"])
+            if asked[-1] is None:
+                return False
+            if len(asked) > 2:
+                return True
+            calls.post("rollout/rollback", {"reason": "not today"})
+            calls.post("rollout/start", {"plan": str(folder / "other.json")})
+            return False
+
+        state = LoopFolder(folder / "state")
+        iteration = state.last()
+        assert iteration is not None
+        result = Canary(calls, {}, 60.0).execute(iteration, state, replaces_the_canary_then_drops)
+        assert (result.verdict, result.reason.split(": ")[1]) == ("roll_back", "not today")
+        assert calls.get("rollout")["rollout"]["canary_version"] == nested.manifest.version
