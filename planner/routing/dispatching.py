@@ -69,19 +69,18 @@ def complete(
     for part in dispatch.parts:
         query = part.query
         if is_copy and part not in stranded:
-            completes = not query.settled and part.rows == query.rows and not query.done_rows
+            completes = not query.recorded and part.rows == query.rows and not query.done_rows
             if completes:
                 query.done_rows = query.rows
                 query.path, query.reason = dispatch.path, dispatch.reason
         else:
             query.done_rows += part.rows
-            # one that expired while it executed is recorded already
-            completes = query.done_rows >= query.rows and not query.expired
+            completes = query.done_rows >= query.rows and not query.recorded
             if completes and query.deadline_s < now_s:
                 budget_s = query.deadline_s - query.arrival_s
                 record_loss(state, query.rows, budget_s, now_s - query.deadline_s, query.best_only)
         if completes:
-            query.settled = True
+            query.settled = query.recorded = True
             if learner is not None:
                 learner.finished(query, now_s)
         if query.settled and query.dispatched_rows < query.rows:

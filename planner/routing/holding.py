@@ -32,8 +32,7 @@ def hold(state: RouterState, query: Query, misses: Misses, now_s: float) -> Reje
     excess_s = now_s + state.reads.tail_s(misses) + needed_s - query.deadline_s
     if excess_s <= 0 or worth_accepting(state, query, now_s):
         return None
-    query.settled = True
-    queue.discount(query)
+    queue.settle(query)
     return Rejection(RejectReason.OVERLOAD, excess_s, queue.rows)
 
 

@@ -66,7 +66,8 @@ class Query:
     retries, failed: number of abandoned batches that contained it, and whether a lane died or failed with
         one.
     settled: whether it was answered, expired or canceled.
-    expired: whether its deadline passed before its answer; its batch may still be running.
+    recorded: the same, once the router knows; the caller answers before it reports the batch. Other batches
+        of it may still be running.
     misses, reading: missing rows at arrival, and whether they are still being read.
     """
 
@@ -83,7 +84,7 @@ class Query:
     retries: int = 0
     failed: bool = False
     settled: bool = False
-    expired: bool = False
+    recorded: bool = False
     misses: Misses = NO_MISSES
     reading: bool = False
 

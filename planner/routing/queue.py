@@ -168,12 +168,13 @@ class Queue:
 
     def settle(self, query: Query) -> None:
         """Settles a query and stops counting its waiting rows."""
-        query.settled = True
+        query.settled = query.recorded = True
         if query.dispatched_rows < query.rows:
             self.discount(query)
 
     def discount(self, query: Query) -> None:
-        """Stops counting the waiting rows of a settled query."""
+        """Stops counting the waiting rows of a settled query, and holding it."""
+        self.held.pop(query, None)
         rows = query.rows - query.dispatched_rows
         self.rows -= rows
         if query.priority:
@@ -198,7 +199,7 @@ class Queue:
             if query.settled:
                 self.discount(query)
             elif query.deadline_s - min_latency_s <= now_s:
-                query.settled = True
+                query.settled = query.recorded = True
                 self.discount(query)
                 expired.append(query)
             else:
@@ -208,11 +209,10 @@ class Queue:
         self.pieces[:] = kept
         for query in tuple(self.held):
             if not query.settled and query.deadline_s - min_latency_s <= now_s:
-                query.settled = True
+                query.settled = query.recorded = True
                 expired.append(query)
             if query.settled:
                 self.discount(query)
-                del self.held[query]
             elif query.deadline_s < earliest_s:
                 earliest_s = query.deadline_s
         self.earliest_s = earliest_s

@@ -246,7 +246,6 @@ class Router:
             if lane.due_s <= now_s:
                 expired += expire_executing(state, lane, dispatch, now_s)
         for query in expired:
-            query.expired = True
             losses.record_expired(state, query)
             if self.policy.learns:
                 self.policy.finished(query, now_s)

@@ -152,3 +152,15 @@ def test_a_query_lost_to_its_reads_lowers_no_quality():
     driver.turn()
     assert "expired" in driver.ends[held]
     assert driver.router.state.loss_backoff.level == 0
+
+
+def test_a_canceled_query_is_held_no_longer():
+    driver = one_lane()
+    canceled, other = (driver.submit(10, 0.1, misses=COLD) for _ in range(2))
+    driver.cancel(canceled)
+    assert list(driver.router.state.queue.held) == [other]
+    assert driver.router.snapshot().queued_queries == 1
+    driver.read(canceled)
+    driver.read(other)
+    driver.turn()
+    assert [part.query for part in driver.dispatches[0].parts] == [other]

@@ -78,3 +78,34 @@ def test_a_query_that_expires_while_it_executes_counts_once():
     driver.now_s += 1e-4
     driver.done(0)
     assert driver.router.state.loss_backoff.avoidable_share(1.0) == lost_share
+
+
+def test_a_query_whose_client_left_does_not_count_if_its_batch_ends_late():
+    driver = RouterDriver(router(CPU, cpu_lanes(1)))
+    query = driver.submit(25, USUAL_S)
+    driver.turn()
+    driver.cancel(query)
+    driver.now_s = query.deadline_s + USUAL_S
+    driver.done(0)
+    driver.router.tick(driver.now_s)
+    assert driver.router.state.loss_backoff.avoidable_share(1.0) == 0
+
+
+def test_a_query_answered_in_time_by_a_probe_does_not_count_if_its_other_batch_ends_late():
+    driver = RouterDriver(router(CPU, cpu_lanes(2)))
+    driver.submit(25, USUAL_S)
+    driver.turn()
+    driver.now_s += USUAL_S
+    driver.done(0)
+    driver.router.lane_down(0)
+    driver.router.lane_up(0, driver.now_s)
+    query = driver.submit(25, USUAL_S)
+    driver.turn()
+    assert [(d.probe, d.parts[0].query) for d in driver.running.values()] == [(True, query), (False, query)]
+    # as the server, which answers before it reports the batch
+    query.settled = True
+    driver.done(0)
+    driver.now_s = query.deadline_s + USUAL_S
+    driver.done(1)
+    driver.router.tick(driver.now_s)
+    assert driver.router.state.loss_backoff.avoidable_share(1.0) == 0
