@@ -119,8 +119,7 @@ class Loop:
         return 0.0
 
     def advance_or_wait(self) -> float:
-        """Like `advance`, but if the folder cannot be used, as on a full disk, reports it and returns the
-        seconds until a retry.
+        """Like `advance`, but reports errors, as of a full disk, and returns the seconds until a retry.
 
         A step whose record could not be written is repeated then.
         """
@@ -128,7 +127,9 @@ class Loop:
             return self.advance()
         except OSError as e:
             self._report(f"'{self.folder.path}' cannot be used and will be tried again: {e.strerror or e}")
-            return min(self.every_s, FIRST_RETRY_S)
+        except PolyrecError as e:
+            self._report(f"failed and will be retried: {e}")
+        return min(self.every_s, FIRST_RETRY_S)
 
     @property
     def _last_step(self) -> Step:

@@ -250,6 +250,23 @@ def test_a_loop_survives_a_full_disk_and_continues_when_there_is_room(
     assert (looped.last.number, looped.last.step) == (2, "evaluate")
 
 
+@pytest.mark.parametrize("lost", ["log/log.json", "state/plan.json"])
+def test_a_loop_survives_that_its_log_or_plan_is_gone_for_a_while(copied: Copied, lost: str) -> None:
+    """As on a network disk, or where the log's folder was emptied."""
+    looped = copied()
+    before = looped.last
+    looped.now_s += DAY_S
+    file = looped.folder.path.parent / lost
+    aside = file.rename(file.with_suffix(".gone"))
+    assert looped.loop.advance_or_wait() == 30.0
+    assert looped.folder.last() == before
+    assert looped.said[-1].startswith("failed and will be retried: ")
+    assert file.name in looped.said[-1]
+    aside.rename(file)
+    looped.loop.advance_or_wait()
+    assert (looped.last.number, looped.last.state) == (before.number + 1, "waiting")
+
+
 def test_older_bundles_are_removed_and_records_stay(copied: Copied, days: Sequence[pa.Table]) -> None:
     looped = copied()
     looped.set(keep=0)
