@@ -52,6 +52,20 @@ TAIL_OVER_MEDIAN = 1.25
 """Assumed when there is no profile. Profiles show 1.15 to 1.7; online corrections adjust it."""
 
 
+def load_bundles(plan: Plan, loaded: Mapping[Path, Bundle]) -> dict[Path, Bundle]:
+    """Loads the bundles of a plan's paths, by folder. loaded: those that are open. Raises BundleError."""
+    bundles = dict(loaded)
+    for planned in plan.paths:
+        if planned.bundle not in bundles:
+            try:
+                bundles[planned.bundle] = load_bundle(planned.bundle)
+            except BundleError as e:
+                raise BundleError(
+                    f"path '{planned.name}': {e}; a plan's bundles are relative to its own folder"
+                ) from None
+    return bundles
+
+
 @reports_refused_memory("open the plan")
 def open_serving(
     plan: Plan,
@@ -72,15 +86,7 @@ def open_serving(
     import torch
 
     torch.set_num_threads(1)
-    bundles = dict(loaded)
-    for planned in plan.paths:
-        if planned.bundle not in bundles:
-            try:
-                bundles[planned.bundle] = load_bundle(planned.bundle)
-            except BundleError as e:
-                raise BundleError(
-                    f"path '{planned.name}': {e}; a plan's bundles are relative to its own folder"
-                ) from None
+    bundles = load_bundles(plan, loaded)
     encoders = _encoders([(p, bundles[p.bundle]) for p in plan.paths])
     named = {p.name: encoder for p, encoder in zip(plan.paths, encoders, strict=True)}
     tiers = open_tier_set(plan, bundles, named, metrics.record_move, update_store)

@@ -36,6 +36,7 @@ from polyrec.planner.rollout.patience import Patience
 from polyrec.planner.rollout.split import Split
 from polyrec.server.app.background import run_in_thread
 from polyrec.server.app.engine import Engine
+from polyrec.server.app.opening import load_bundles
 from polyrec.server.app.serving import Serving, differences
 from polyrec.server.clock import clock
 from polyrec.server.errors import Conflict, Invalid, NotReady, RequestError
@@ -239,18 +240,18 @@ class RolloutControl:
         """Opens the canary; blocks. Raises PolyrecError or Invalid."""
         plan, loaded = read()
         stable = self._engine.serving
-        known = {path.name: path.latency for path in stable.paths}
-        canary = canary_plan(plan, known, stable.paths[0].latency)
-        serving = self._engine.open_canary(canary, loaded)
-        schema, served = serving.bundle.manifest.schema_, stable.bundle.manifest.schema_
+        # compared before its lanes are opened, which takes minutes and memory
+        bundles = load_bundles(plan, loaded)
+        schema, served = bundles[plan.paths[0].bundle].manifest.schema_, stable.bundle.manifest.schema_
         if schema != served:
-            serving.close()
             its = f"schema '{schema.name}'" if schema.name != served.name else "another schema of that name"
             raise Invalid(
                 f"model '{self._engine.name}' has schema '{served.name}', the canary {its}: "
                 "requests fit only one of them; name another model, or use reload"
             )
-        return plan, serving
+        known = {path.name: path.latency for path in stable.paths}
+        canary = canary_plan(plan, known, stable.paths[0].latency)
+        return plan, self._engine.open_canary(canary, bundles)
 
     async def _watch(self, rollout: Rollout) -> None:
         """Judges every TICK_S until the rollout ends."""

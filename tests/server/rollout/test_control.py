@@ -220,10 +220,13 @@ def test_the_status_tells_what_a_promotion_changes(
     assert told[0] == f"fewer paths: {path.name}, were {path.name}, other@cpu"
 
 
-def test_another_schema_is_refused(trial: Trial, shop_dir: Path, tmp_path: Path, plan_of: PlanOf) -> None:
+def test_another_schema_is_refused_before_anything_is_opened(
+    trial: Trial, shop_dir: Path, tmp_path: Path, plan_of: PlanOf
+) -> None:
     text = plan_of(1.0).read_text()
     document = orjson.loads(text)
-    document["paths"][0]["bundle"] = str(shop_dir)
+    # no lane of this path can be opened
+    document["paths"][0] |= {"bundle": str(shop_dir), "runtime": "torch", "device": "cuda:63"}
     (tmp_path / "plan.json").write_bytes(orjson.dumps(document))
     answer = trial.call("start", plan=str(tmp_path / "plan.json"))
     assert answer.status_code == 422
