@@ -62,9 +62,14 @@ class Counters:
     def __init__(self, layout: TierLayout, row_bytes: int, page_bytes: int) -> None:
         self._layout = layout
         self._row_bytes, self._page_bytes = row_bytes, page_bytes
-        self.lookups: I64 = np.zeros(layout.tier.size, np.int64)
-        self.missed: I64 = np.zeros(layout.tier.size, np.int64)
-        self.released: I64 = np.zeros(layout.tier.size, np.int64)
+        self.reset()
+
+    def reset(self) -> None:
+        """Counts from zero."""
+        ranges = self._layout.tier.size
+        self.lookups: I64 = np.zeros(ranges, np.int64)
+        self.missed: I64 = np.zeros(ranges, np.int64)
+        self.released: I64 = np.zeros(ranges, np.int64)
         self.seconds = dict.fromkeys(LEVELS, 0.0)
         self.batches = self.pages = self.replaced = self.fallbacks = self.prefetched = self.passes = 0
 

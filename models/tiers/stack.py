@@ -98,6 +98,10 @@ class TierStack:
         """Returns the counters so far."""
         return self._counters.snapshot()
 
+    def reset_figures(self) -> None:
+        """Resets the counters; call it while nothing is gathered."""
+        self._counters.reset()
+
     def gather(self, view: View, rows: I64, out: Tensor, counted: bool = True) -> int:
         """Gathers rows into out [n, units] on `device`. rows: int64 [n], of the fused weight in the view's
         order.

@@ -133,6 +133,8 @@ def _open(
     codec = OipCodec(schema, plan.limits, encoders[0].vocabularies)
     # opened last: nothing after this can fail, so nothing has to close them
     lanes = open_lanes(openings)
+    for stack in tiers.distinct:
+        stack.reset_figures()  # the lookups until here are of no requests
     dispatcher = Dispatcher(
         router,
         lanes,

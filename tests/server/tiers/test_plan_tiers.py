@@ -41,6 +41,7 @@ def test_answers_are_those_of_the_flat_table_to_the_bit(
     tmp_path: Path,
 ) -> None:
     client = client_of(placed_plan(paged, tmp_path, lane=lane))
+    assert client.metric("polyrec_embedding_lookups_total", tier="host") == 0
     for request in requests[:20]:
         given = client.predict(request)
         assert given["reason"] is None
