@@ -119,7 +119,7 @@ def serve(
             address = resolved(settings.host, settings.grpc_port)
             if shared is None:  # otherwise the supervising process has reserved the port
                 address = address_of(opened.enter_context(reserve(settings.host, settings.grpc_port)))
-            grpc = GrpcPort(settings, address)
+            grpc = GrpcPort(settings, address, is_shared=shared is not None)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(_serve(settings, listener, on_ready, shared, grpc))
 
@@ -146,7 +146,9 @@ async def _serve(
 
     engine = models.default
     app = ModelsApplication(models, application)
-    served: ASGIApp = app if shared is None else SharedPort(app, shared.getsockname()[1])
+    served: ASGIApp = app
+    if shared is not None:
+        served = SharedPort(app, shared.getsockname()[1], consecutive=settings.port != 0)
     access_log = AccessLog.from_rate(settings.access_log)
     frontend = HttpFrontend(served, app.hot, engine, settings.connection_limits(), access_log)
     context = None

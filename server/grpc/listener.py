@@ -34,6 +34,7 @@ class GrpcServer:
 
     tls: certificate and key, None for no encryption.
     access_log: None if it is off.
+    is_shared: whether sibling processes serve the same port.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class GrpcServer:
         limits: ConnectionLimits,
         tls: CertifiedKey | None = None,
         access_log: AccessLog | None = None,
+        is_shared: bool = False,
     ) -> None:
         max_bytes = max(engine.serving.max_body_bytes for engine in models.engines)
         max_reading = max(MIN_READERS, limits.buffered_bytes // max_bytes)
@@ -61,7 +63,7 @@ class GrpcServer:
         )
         reader = MessageReader(max_reading, limits.body_s, exceeded)
         inference = InferenceService(
-            models, reader, self._streams, tls is not None, limits.write_s, max_bytes
+            models, reader, self._streams, tls is not None, limits.write_s, max_bytes, is_shared
         )
         health = HealthService(models, reader, self._streams)
         self._server.add_generic_rpc_handlers(

@@ -27,12 +27,14 @@ def require_packages() -> None:
 class GrpcPort:
     """The gRPC server at `address` (`host:port`), before it starts, while it runs and until it has ended.
 
+    is_shared: whether sibling processes serve the same address.
     limits: of the connections; read when it starts.
     """
 
-    def __init__(self, settings: Settings, address: str) -> None:
+    def __init__(self, settings: Settings, address: str, is_shared: bool = False) -> None:
         self.address = address
         self.limits = settings.connection_limits()
+        self._is_shared = is_shared
         self._access_log = AccessLog.from_rate(settings.access_log)
         self._drain_timeout_s = settings.drain_timeout_s
         self._key = None
@@ -47,7 +49,7 @@ class GrpcPort:
         logging.getLogger("grpc._cython.cygrpc").addFilter(_is_not_caused_by_client)
         from polyrec.server.grpc.listener import GrpcServer
 
-        self._server = GrpcServer(models, self.limits, self._key, self._access_log)
+        self._server = GrpcServer(models, self.limits, self._key, self._access_log, self._is_shared)
         await self._server.start(self.address)
 
     def reload_key(self) -> None:

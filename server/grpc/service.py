@@ -19,7 +19,7 @@ import grpc
 
 from polyrec.models.version import code_version
 from polyrec.server.clock import clock
-from polyrec.server.errors import Forbidden, NotFound, NotReady, RequestError
+from polyrec.server.errors import Forbidden, Misdirected, NotFound, NotReady, RequestError
 from polyrec.server.grpc.calls import abort, deadline_s, end_of, id_metadata, is_canceled, scope_of
 from polyrec.server.grpc.infer_codec import GrpcInferCodec, parse_message
 from polyrec.server.grpc.infer_stream import InferStream
@@ -44,6 +44,7 @@ class InferenceService:
     secure: whether connections are encrypted.
     write_s: timeout for a client to accept a stream's response.
     max_bytes: maximum size of a message.
+    is_shared: whether sibling processes serve the same port, so that a call reaches a random one.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class InferenceService:
         secure: bool,
         write_s: float,
         max_bytes: int,
+        is_shared: bool,
     ) -> None:
         self._models = models
         self._reader = reader
@@ -61,6 +63,7 @@ class InferenceService:
         self._write_s = write_s
         self._max_bytes = max_bytes
         self._secure = secure
+        self._is_shared = is_shared
 
     def handler(self) -> grpc.GenericRpcHandler:
         """Returns the handler of the service's methods."""
@@ -152,6 +155,10 @@ class InferenceService:
         return {"config": configuration(self._models.find(request.name, request.version or None))}
 
     def _statistics(self, request: Any) -> dict[str, Any]:
+        if self._is_shared:
+            raise Misdirected(
+                "this port is shared by several processes: ask each for its statistics at its own HTTP port"
+            )
         if not request.name:
             return statistics(self._models.engines)
         return statistics((self._models.find(request.name, request.version or None),))

@@ -150,13 +150,17 @@ def _model_routes(models: ModelRepository, infer: HotEndpoint) -> list[Endpoint]
         except NotReady as e:
             return error_reply(e)
 
-    def documented(path: str, answer: Handler, summary: str, model: type[BaseModel]) -> Endpoint:
-        return _endpoint(path, answer, summary, model, errors=(404, 503))
+    def documented(path: str, answer: Handler, summary: str, model: type[BaseModel], *more: int) -> Endpoint:
+        return _endpoint(path, answer, summary, model, errors=(404, *more, 503))
 
     # declared before the model endpoints, as `stats` cannot be a model's name
     routes = [
         _endpoint(
-            "/v2/models/stats", all_statistics, "Statistics of all models", StatisticsResponse, errors=(503,)
+            "/v2/models/stats",
+            all_statistics,
+            "Statistics of all models",
+            StatisticsResponse,
+            errors=(421, 503),
         )
     ]
     described = document(lambda engine: metadata(engine.serving))
@@ -167,7 +171,7 @@ def _model_routes(models: ModelRepository, infer: HotEndpoint) -> list[Endpoint]
             documented(root, described, "Inputs and output", ModelMetadata),
             documented(f"{root}/ready", ready, "Readiness of the model", ModelReady),
             documented(f"{root}/config", configured, "Triton's model configuration", ModelConfiguration),
-            documented(f"{root}/stats", counted, "Statistics", StatisticsResponse),
+            documented(f"{root}/stats", counted, "Statistics", StatisticsResponse, 421),
             _infer_endpoint(f"{root}/infer", infer),
         ]
     return routes

@@ -81,11 +81,17 @@ def test_per_process_calls_are_rejected_at_the_shared_port(server: ServerProcess
         ("GET", "/metrics"),
         ("POST", "/v1/admin/reload"),
         ("POST", "/v2/repository/models/dlrm/unload"),
+        ("GET", "/v2/models/stats"),
+        ("GET", "/v2/models/dlrm/stats"),
+        ("GET", "/v2/models/dlrm/versions/1/stats"),
     ):
         refused = httpx.request(method, server.url + path)
         assert refused.status_code == 421
-        assert "shared by several processes" in refused.json()["error"]
-    assert all(httpx.get(f"{url}/metrics").status_code == 200 for url in server.processes)
+        # with port 0 the processes' ports do not follow it
+        assert "at its own port, see `processes` in the ready message" in refused.json()["error"]
+    for page in ("metrics", "v2/models/dlrm/stats"):
+        assert all(httpx.get(f"{url}/{page}").status_code == 200 for url in server.processes)
+    assert httpx.get(f"{server.url}/v2/models/dlrm").status_code == 200
     assert httpx.post(f"{server.processes[0]}/v1/admin/reload").status_code == 403
 
 

@@ -201,6 +201,16 @@ def test_several_processes_share_the_port_and_one_that_dies_is_replaced(bundle_d
         all_asked()
 
 
+def test_statistics_of_one_of_several_processes_are_refused(
+    bundle_dir: Path, refused: Callable[..., Any]
+) -> None:
+    settings = {"bundle": bundle_dir, "grpc_port": 0, "processes": 2, "drain_grace_s": 0}
+    with start(settings) as server, grpc.insecure_channel(str(server.grpc)) as channel:
+        error = refused(Stub(channel).ask, "ModelStatistics", name="dlrm")
+        assert error.code() is Code.FAILED_PRECONDITION
+        assert "ask each for its statistics at its own HTTP port" in error.details()
+
+
 def test_the_image_checks_health_beside_a_grpc_port(grpc_server: ServerProcess) -> None:
     from polyrec.server.app.healthcheck import main
 

@@ -73,6 +73,11 @@ def test_a_bundle_on_the_command_line_replaces_a_plan_in_the_environment() -> No
         ({"bundle": "b"}, {"POLYREC_PORT": "tcp://nowhere:8000"}, "POLYREC_PORT: "),
         ({"bundle": "b"}, {"POLYREC_PORT": "x"}, "POLYREC_PORT: "),
         ({"bundle": "b", "port": 70000}, {}, "--port: "),
+        (
+            {"bundle": "b", "port": 65534, "processes": 2},
+            {},
+            "port: its 2 processes also need ports 65535 to 65536, and the last is 65535",
+        ),
         ({"bundle": "b", "max_batch_rows": 0}, {}, "--max-batch-rows: "),
         ({"bundle": "b", "open_rights": "quality,admin"}, {}, "--open-rights.1: "),
         ({"bundle": "b"}, {"POLYREC_MAX_BATCH_ROWS": "1000000000"}, "POLYREC_MAX_BATCH_ROWS: "),
