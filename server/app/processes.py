@@ -32,7 +32,7 @@ from polyrec.server.app.listening import Ready, address_of, announce, listen, re
 from polyrec.server.app.logs import log_to_stderr
 from polyrec.server.app.settings.environment import PREFIX, variables_of
 from polyrec.server.app.settings.settings import Settings
-from polyrec.server.app.signals import ignores_sighup
+from polyrec.server.app.signals import accept_sighup, ignores_sighup
 from polyrec.server.child import exit_description
 from polyrec.server.clock import clock
 from polyrec.server.grpc.opening import require_packages
@@ -109,6 +109,7 @@ class _Supervisor:
             # children inherit ignored signals
             if number != signal.SIGHUP or self._rereads or not ignores_sighup():
                 loop.add_signal_handler(number, self._signaled, number)
+        accept_sighup()
         running = [asyncio.create_task(self._run_process(i)) for i in range(len(self._own))]
         try:
             return max(await asyncio.gather(*running))

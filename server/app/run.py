@@ -52,7 +52,7 @@ from polyrec.server.app.listening import (
 from polyrec.server.app.logs import log_to_stderr
 from polyrec.server.app.serving import Serving
 from polyrec.server.app.settings.settings import Settings
-from polyrec.server.app.signals import ignores_sighup
+from polyrec.server.app.signals import accept_sighup, ignores_sighup
 from polyrec.server.app.tls import check_tls, reload_tls, server_context
 from polyrec.server.clock import clock
 from polyrec.server.codecs.json_rows import MAX_DIGITS
@@ -225,8 +225,6 @@ def _handle_sighup(
     """Makes SIGHUP reload tokens and certificate. Without either it drains, unless ignored (nohup)."""
     cert, key = settings.tls_cert, settings.tls_key
     rereads = settings.tokens is not None or cert is not None
-    if not rereads and ignores_sighup():
-        return
 
     def reread() -> None:
         if not rereads:
@@ -238,7 +236,9 @@ def _handle_sighup(
             if grpc is not None:
                 grpc.reload_key()
 
-    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reread)
+    if rereads or not ignores_sighup():
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reread)
+    accept_sighup()
 
 
 async def _run_until_stopped(

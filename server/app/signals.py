@@ -1,7 +1,8 @@
 """Signal handling during startup, before the drain (server/app/drain.py) takes over, and in helper processes.
 
 The kernel does not deliver a signal without a handler to process 1 of a container. So a SIGTERM handler is
-installed before the imports, which take seconds. This module imports nothing heavy.
+installed before the imports, which take seconds. SIGHUP, by default the end of a process, waits until it has
+a handler or is known to be ignored. This module imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -16,12 +17,22 @@ from typing import NoReturn
 
 @contextmanager
 def exit_on_sigterm() -> Iterator[None]:
-    """Context manager in which SIGTERM ends the process with status 0; no request was accepted yet."""
+    """Context manager in which SIGTERM ends the process with status 0; no request was accepted yet.
+
+    SIGHUP is held back until `accept_sighup`.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     before = signal.signal(signal.SIGTERM, _end)
     try:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+        accept_sighup()
+
+
+def accept_sighup() -> None:
+    """Lets SIGHUP through, also one held back. Call it before processes start, which inherit the mask."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
 
 
 def _end(signal_number: int, frame: FrameType | None) -> NoReturn:

@@ -20,9 +20,10 @@ import uvloop
 from polyrec.models.bundle.bundle import Bundle
 from polyrec.planner.plan import save_plan, single_path_plan
 from polyrec.server.app.listening import duplicate_listener, listen
-from polyrec.server.child import StartFailed, start
+from polyrec.server.child import StartFailed, environ_of, start
 from polyrec.server.http.connection.limits import ACCEPTS_PER_ITERATION
 from tests import forking
+from tests.server.app.test_drain import handles_sigterm
 
 BODY = b'{"instances": [{}]}'
 HEAD = b"POST /v1/predict HTTP/1.1\r\nHost: x\r\nContent-Length: 19\r\nExpect: 100-continue\r\n\r\n"
@@ -120,6 +121,31 @@ def test_one_that_was_started_to_outlive_its_terminal_serves_on_after_it(
         with httpx.Client(base_url=server.url) as http:
             for _ in range(20):
                 assert http.get("/readyz").status_code == 200
+
+
+@pytest.mark.parametrize("rereads", [True, False])
+@pytest.mark.parametrize("processes", [1, 2])
+def test_sighup_while_it_imports_is_handled_as_later(
+    bundle_dir: Path, tmp_path: Path, rereads: bool, processes: int
+) -> None:
+    """It reads tokens again, or ends in order; by default it kills a process that has no handler yet."""
+    (tmp_path / "tokens.json").write_text('{"clients": [], "anonymous": {}}')
+    given = {"bundle": bundle_dir, "processes": processes, "drain_grace_s": 0}
+    given |= {"tokens": tmp_path / "tokens.json"} if rereads else {}
+    command = [sys.executable, "-m", "polyrec.server"]
+    with (
+        inherited(signal.SIG_DFL),
+        subprocess.Popen(command, env=environ_of(given), stdout=subprocess.PIPE, text=True) as process,
+    ):
+        try:
+            while not handles_sigterm(process.pid):
+                assert process.poll() is None
+            process.send_signal(signal.SIGHUP)
+            assert process.stdout is not None
+            assert bool(process.stdout.readline()) == rereads, "whether it becomes ready"
+        finally:
+            process.terminate()
+        assert process.wait(timeout=60) == 0
 
 
 def test_while_it_drains_every_answer_ends_its_connection(bundle_dir: Path) -> None:
