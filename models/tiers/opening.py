@@ -290,6 +290,7 @@ def _open_remote(
         prefix,
         login_of(store),
         stored.row_format.sound,
+        {i: v.reserved() for i, v in enumerate(vocabularies) if v.reserved().size},
     )
     if store.fill:
         done = 0

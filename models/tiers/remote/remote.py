@@ -3,6 +3,8 @@
 The key of a row is `prefix`, its table and its stable id in twelve digits; the prefix contains the bundle's
 version (`polyrec:77ae9b8aec1e:item:000000000042`), because rows of another bundle would be wrong and fit. The
 value is the row's bytes as in the bundle. Keys do not depend on the row order, so drift does not move them.
+Reserved rows have keys that no other tier has (`polyrec:77ae9b8aec1e:item:5f0c1d2e3b4a5968:000000000042`),
+since each server assigns them to new values in its own order.
 
 A batch sends one pipelined request to each server that has rows of it: one MGET to a single server, GETs to a
 cluster, which refuses an MGET across slots. Replies are read after all requests are sent, within one timeout.
@@ -16,7 +18,8 @@ the answer is marked as degraded.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,6 +79,7 @@ class RemoteTier:
     fallback: uint8 [tables, bytes per row], each table's out-of-vocabulary row.
     login: credentials for all servers, by default those in the URL.
     sound: returns which values, uint8 [n, bytes per row], can be rows; None: all of that length.
+    reserved: for tables, by index, with rows that are assigned to new values: their ids, int64, ascending.
     """
 
     def __init__(
@@ -87,11 +91,14 @@ class RemoteTier:
         prefix: str = "polyrec:",
         login: Login | None = None,
         sound: Callable[[Bytes], NDArray[np.bool_]] | None = None,
+        reserved: Mapping[int, I64] | None = None,
     ) -> None:
         self.url, self.timeout_s = without_login(url), timeout_s
         self._sound = sound
         self.fallback = fallback
-        self._heads = [f"{prefix}{table}:".encode() for table in tables]
+        own = [f"{table}:{secrets.token_hex(8)}" for table in tables]
+        self._heads = [f"{prefix}{table}:".encode() for table in (*tables, *own)]
+        self._reserved = reserved or {}
         self._cluster = Cluster(self.url, login or Login.from_url(url), timeout_s)
 
     @property
@@ -173,7 +180,12 @@ class RemoteTier:
         self._cluster.close()
 
     def _keys(self, tables: I64, ids: I64) -> list[bytes]:
-        return [b"%s%012d" % (self._heads[t], i) for t, i in zip(tables.tolist(), ids.tolist(), strict=True)]
+        heads = tables
+        for table, reserved in self._reserved.items():
+            place = np.minimum(np.searchsorted(reserved, ids), reserved.size - 1)
+            own = (tables == table) & (reserved[place] == ids)
+            heads = heads + own * len(self.fallback)
+        return [b"%s%012d" % (self._heads[h], i) for h, i in zip(heads.tolist(), ids.tolist(), strict=True)]
 
     def _get(
         self, parts: Sequence[ServerRows], keys: Sequence[bytes], until_s: float, as_mget: bool = False
