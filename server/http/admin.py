@@ -16,6 +16,7 @@ call, the status and the reason for a rejection.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
@@ -36,7 +37,7 @@ from polyrec.server.app.engine import Engine, LifecycleState
 from polyrec.server.app.logs import MODEL
 from polyrec.server.app.serving import Serving, differences, log_suffix
 from polyrec.server.clock import clock
-from polyrec.server.errors import Invalid, Malformed, RequestError
+from polyrec.server.errors import Invalid, Malformed, RequestError, Stopping
 from polyrec.server.http.connection.body import read_body
 from polyrec.server.http.connection.reply import Reply, error_reply, json_reply
 from polyrec.server.http.documents import DrainResponse, NoteResponse, ReloadResponse, RoutingResponse
@@ -121,6 +122,11 @@ class Admin:
             status = HTTPStatus.OK
         except RequestError as e:
             reply, status, why = error_reply(e), e.status, f": {public(str(e))}"
+        except asyncio.CancelledError as e:
+            # the connection's reason, see AsgiRequest.abandon; uvicorn gives a text at the end of the drain
+            reason = e.args[0] if e.args and isinstance(e.args[0], RequestError) else Stopping()
+            status, why = reason.status, f": canceled: {reason}"
+            raise
         finally:
             quiet = request.method == "GET" or (status == HTTPStatus.OK and is_routine(client.name))
             address, about = peer[0] if peer else "-", log_extra(scope.get(SCOPE_KEY, ""))

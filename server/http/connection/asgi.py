@@ -121,7 +121,7 @@ class AsgiRequest:
         """Cancels the application; the connection answers with `error` itself."""
         self._answer_sent = True
         if self._task is not None:
-            self._task.cancel()
+            self._task.cancel(error)
 
     def disconnect(self) -> None:
         """Tells the application that the client has closed the connection."""

@@ -42,7 +42,7 @@ def test_it_ends_in_order_while_another_plan_is_opened(bundle: Bundle, tmp_path:
     settings = {"plan": tmp_path / "plan.json", "admin_token": token, "drain_grace_s": 0}
     body = json.dumps({"plan": str(tmp_path / "long.json")})
     head = f"POST /v1/admin/reload HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token}\r\n"
-    with start(settings | {"drain_timeout_s": 0.1}) as server:
+    with (tmp_path / "log").open("w") as log, start(settings | {"drain_timeout_s": 0.1}, log) as server:
         host, port = server.url.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port)), 60) as client:
             client.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
@@ -53,6 +53,10 @@ def test_it_ends_in_order_while_another_plan_is_opened(bundle: Bundle, tmp_path:
         assert answer.startswith(b"HTTP/1.1 503")
         assert b"the server is shutting down; retry on another" in answer
         assert server.process.wait(timeout=60) == 0
+    assert (
+        "reload by 'POLYREC_ADMIN_TOKEN' from 127.0.0.1: 503: canceled: the server"
+        in (tmp_path / "log").read_text()
+    )
 
 
 def test_the_first_requests_import_nothing(
