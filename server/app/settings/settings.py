@@ -241,10 +241,16 @@ class Settings(Strict):
         if self.processes > 1 and (self.updates or self.update_log is not None):
             name = "--updates" if self.update_log is None else "--update-log"
             raise ValueError(f"{name} is for one server process: an update reaches only one of several")
-        if self.processes > 1 and self.port + self.processes > 65535:
+        last = self.port + self.processes if self.processes > 1 else self.port
+        if last > 65535:
             raise ValueError(
-                f"port: its {self.processes} processes also need ports {self.port + 1} to "
-                f"{self.port + self.processes}, and the last is 65535; choose a lower one (0: any free ones)"
+                f"port: its {self.processes} processes also need ports {self.port + 1} to {last}, "
+                "and the last is 65535; choose a lower one (0: any free ones)"
+            )
+        if self.port and self.grpc_port is not None and self.port <= self.grpc_port <= last:
+            raise ValueError(
+                f"grpc_port: HTTP and the processes' own ports are {self.port} to {last}; choose another "
+                "(0: any free one)"
             )
         if self.live_quality != "off" and self.prediction_log is None:
             raise ValueError("--live-quality needs --prediction-log FOLDER")

@@ -78,6 +78,11 @@ def test_a_bundle_on_the_command_line_replaces_a_plan_in_the_environment() -> No
             {},
             "port: its 2 processes also need ports 65535 to 65536, and the last is 65535",
         ),
+        (
+            {"bundle": "b", "port": 8000, "processes": 2, "grpc_port": 8001},
+            {},
+            "grpc_port: HTTP and the processes' own ports are 8000 to 8002; choose another",
+        ),
         ({"bundle": "b", "max_batch_rows": 0}, {}, "--max-batch-rows: "),
         ({"bundle": "b", "open_rights": "quality,admin"}, {}, "--open-rights.1: "),
         ({"bundle": "b"}, {"POLYREC_MAX_BATCH_ROWS": "1000000000"}, "POLYREC_MAX_BATCH_ROWS: "),
