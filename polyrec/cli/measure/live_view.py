@@ -14,19 +14,22 @@ import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
-from urllib.error import URLError
+from urllib.error import HTTPError, URLError
 
 from polyrec.cli.measure.interval import Interval, interval
 from polyrec.loadtest.drivers.server_pages import MetricSamples, read_metrics
 from polyrec.loadtest.parser import BOLD, PLAIN, RED, colored
 from polyrec.models.errors import PolyrecError
+from polyrec.models.text import printable
 from polyrec.models.text_table import aligned
 
 CLEAR = "\x1b[H\x1b[J"
 COLOR = re.compile(r"(\x1b\[[0-9;]*m)")
 OTHER_COLUMNS, MIN_NAME = 62, 18
 """Columns of the paths' table beside the name, and the least that a name keeps."""
+MAX_ERROR_BYTES = 4096
 MAX_COLUMNS = 1000
 """Columns where there is no terminal: nothing is cut."""
 ENTER, LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
@@ -165,10 +168,18 @@ def _scrape(url: str, model: str | None) -> MetricSamples:
     try:
         samples = read_metrics(url)
     except (OSError, URLError, ValueError) as e:
-        raise PolyrecError(f"no metrics at {url}: {getattr(e, 'reason', None) or e}") from None
+        raise PolyrecError(f"no metrics at {url}: {_reason(e)}") from None
     if not list(samples.series("polyrec_ready")):
         raise PolyrecError(f"{url}/metrics has no metrics of Polyrec")
     return one_model(samples, model)
+
+
+def _reason(error: Exception) -> str:
+    """Returns why metrics could not be read, in the server's words if it gives any."""
+    if isinstance(error, HTTPError):
+        with error, suppress(OSError, ValueError, LookupError, TypeError):
+            return printable(str(json.loads(error.read(MAX_ERROR_BYTES))["error"]))
+    return str(getattr(error, "reason", None) or error)
 
 
 def one_model(samples: MetricSamples, model: str | None) -> MetricSamples:

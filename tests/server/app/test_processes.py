@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
+from polyrec.cli.main import main
 from polyrec.server.app import healthcheck
 from polyrec.server.app.listening import listen
 from polyrec.server.child import ServerProcess, start
@@ -93,6 +94,13 @@ def test_per_process_calls_are_rejected_at_the_shared_port(server: ServerProcess
         assert all(httpx.get(f"{url}/{page}").status_code == 200 for url in server.processes)
     assert httpx.get(f"{server.url}/v2/models/dlrm").status_code == 200
     assert httpx.post(f"{server.processes[0]}/v1/admin/reload").status_code == 403
+
+
+def test_top_names_the_ports_to_ask_instead_of_the_shared_one(
+    server: ServerProcess, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["top", server.url, "--once"]) == 2
+    assert "is shared by several processes: call each at its own port" in capsys.readouterr().err
 
 
 def test_a_killed_process_is_replaced_while_the_port_goes_on_answering(server: ServerProcess) -> None:
