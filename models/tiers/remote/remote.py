@@ -96,8 +96,10 @@ class RemoteTier:
         self.url, self.timeout_s = without_login(url), timeout_s
         self._sound = sound
         self.fallback = fallback
-        own = [f"{table}:{secrets.token_hex(8)}" for table in tables]
-        self._heads = [f"{prefix}{table}:".encode() for table in (*tables, *own)]
+        token = secrets.token_hex(8)
+        self._heads = [f"{prefix}{table}:".encode() for table in tables]
+        self._heads += [f"{prefix}{table}:{token}:".encode() for table in tables]
+        self._own = f":{token}:".encode()
         self._reserved = reserved or {}
         self._cluster = Cluster(self.url, login or Login.from_url(url), timeout_s)
 
@@ -152,10 +154,10 @@ class RemoteTier:
         """Returns (rows, uint8 [n, bytes per row]; found, bool [n]) in the order of `send`."""
         rows = self.fallback[batch.tables]
         found = np.zeros(len(rows), bool)
-        moved = self._collect(batch.requests, batch.until_s, rows, found)
+        moved = self._collect(batch.requests, batch.keys, batch.until_s, rows, found)
         if moved:
             # follow one redirect only; rows still not found use the fallback
-            self._collect(self._get(moved, batch.keys, batch.until_s), batch.until_s, rows, found)
+            self._collect(self._get(moved, batch.keys, batch.until_s), batch.keys, batch.until_s, rows, found)
         return rows, found
 
     def abandon(self, batch: PendingBatch) -> None:
@@ -218,7 +220,12 @@ class RemoteTier:
             return None
 
     def _collect(
-        self, requests: Sequence[ServerRequest], until_s: float, rows: Bytes, found: NDArray[np.bool_]
+        self,
+        requests: Sequence[ServerRequest],
+        keys: Sequence[bytes],
+        until_s: float,
+        rows: Bytes,
+        found: NDArray[np.bool_],
     ) -> list[ServerRows]:
         """Writes replies that arrive in time to `rows` and `found`; returns redirected rows."""
         size = rows.shape[1]
@@ -238,7 +245,12 @@ class RemoteTier:
             rows[there] = given
             found[there] = True
             if there.size < len(part.rows):
-                if absent := sum(reply is None for reply in replies):
+                # a reserved row is absent until its first vector, which is overlaid, is written
+                absent = sum(
+                    reply is None and self._own not in keys[i]
+                    for i, reply in zip(part.rows, replies, strict=False)
+                )
+                if absent:
                     part.server.log_absent(absent, len(replies))
                 if foreign := sum(type(reply) is bytes for reply in replies) - there.size:
                     part.server.log_foreign(foreign, len(replies))

@@ -285,3 +285,27 @@ def test_a_store_that_cannot_be_filled_is_reported(server: RedisServer, tmp_path
     with pytest.raises(RuntimeUnavailable, match=f"cannot be filled: .*127.0.0.1:{server.port}"):
         with_store(encoder_of(SIZES), tmp_path, server.url)
     server.start()
+
+
+def test_reserved_rows_are_a_tiers_own_and_their_absence_is_ordinary(
+    server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Their first vector is overlaid until it is written."""
+    reserved = {1: np.array([4, 7])}
+    first, second = (
+        RemoteTier(server.url, ["a", "b"], np.zeros((2, 4), np.uint8), timeout_s=5.0, reserved=reserved)
+        for _ in range(2)
+    )
+    tables, ids = np.array([1, 0, 1, 1]), np.array([7, 7, 5, 4])
+    first.write(tables[1:3], ids[1:3], np.full((2, 4), 3, np.uint8))
+    for tier, value in ((first, 1), (second, 2)):
+        tier.write(tables[:1], ids[:1], np.full((1, 4), value, np.uint8))
+    for tier, value in ((first, 1), (second, 2)):
+        rows, found = tier.receive(tier.send(tables, ids))
+        assert rows[:, 0].tolist() == [value, 3, 3, 0]
+        assert found.tolist() == [True, True, True, False]
+    assert not caplog.messages
+    assert not first.receive(first.send(np.array([0]), np.array([4])))[1].any()
+    assert "lacks 1 of 1 rows" in caplog.text
+    first.close()
+    second.close()
