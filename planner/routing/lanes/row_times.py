@@ -42,12 +42,15 @@ class RowTimes:
         return self.lane_s(lane, path, max_rows, sizes) / lane.available
 
     def rate(self, lane: LaneState) -> float:
-        """Returns the rows/s of a lane that executes each query on the last of its options."""
+        """Returns the rows/s of a lane that executes each query on the fastest of its options.
+
+        That is not always the last option, which may be the fastest only in smaller batches (path_order.py).
+        """
         sizes = self._observed.size_groups
         usual = [rows for rows in sizes if rows < lane.large_rows]
         large = [rows for rows in sizes if rows >= lane.large_rows]
         seconds = 0.0
         for options, group in ((lane.options, usual), (lane.large_options, large)):
             if group:
-                seconds += sum(group) * self.elapsed_s(lane, options[-1].path, sizes=group)
+                seconds += sum(group) * min(self.elapsed_s(lane, o.path, sizes=group) for o in options)
         return sum(sizes) / seconds
