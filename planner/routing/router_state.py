@@ -182,7 +182,11 @@ class RouterState:
         self.update_lanes()
 
     def update_lanes(self) -> None:
-        """Recomputes the usable lanes, their paths, their capacity and the prices of their time."""
+        """Recomputes the usable lanes, their paths, their capacity and the prices of their time.
+
+        Each step needs those before: prices exclude paths of a lane, its paths give its rate, and all rates
+        give the utilization. Only `_order_paths` reads values of the last call (rate and utilization).
+        """
         self.usable = [lane for lane in self.lanes if lane.usable and lane.paths] or [
             lane for lane in self.lanes if lane.alive and lane.paths
         ]
