@@ -251,7 +251,8 @@ def failure(environ: dict[str, str]) -> str:
         timeout=300,
     )
     assert process.returncode == 2
-    assert process.stdout == ""
+    reason = json.loads(process.stdout)["error"]
+    assert process.stderr.endswith(f"polyrec: error: {reason}\n")
     return process.stderr
 
 
@@ -282,7 +283,8 @@ def test_a_server_that_cannot_start_says_why_in_one_line(bundle_dir: Path, tmp_p
 
 
 def test_a_child_that_fails_to_start_raises_in_its_parent(tmp_path: Path) -> None:
-    with (tmp_path / "log").open("w") as log, pytest.raises(StartFailed, match="status 2"):
+    reason = r"status 2 before it was ready: .*there is no manifest.json"
+    with (tmp_path / "log").open("w") as log, pytest.raises(StartFailed, match=reason):
         start({"bundle": tmp_path / "nothing"}, stderr=log)
     said = (tmp_path / "log").read_text()
     assert_one_line(said)
