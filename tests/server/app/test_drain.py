@@ -219,6 +219,7 @@ def test_process_1_ends_on_sigterm_before_it_is_ready(
         assert around.wait(timeout=LIVENESS_S) == 0
 
 
+@pytest.mark.long
 def test_a_server_that_loads_while_it_drains_ends_well(plan: Plan, tmp_path: Path) -> None:
     """It does not say that it is ready, and opens no gRPC port."""
     first = plan.paths[0].model_copy(update={"bundle": plan.paths[0].bundle.absolute()})

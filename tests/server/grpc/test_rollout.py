@@ -61,6 +61,7 @@ def test_calls_are_split_by_metadata(arms: Callable[..., list[str | None]]) -> N
     assert set(first) == {"stable", "canary"}
 
 
+@pytest.mark.long
 def test_calls_are_split_one_by_one_or_by_the_id_of_a_feature(
     arms: Callable[..., list[str | None]],
 ) -> None:

@@ -180,7 +180,7 @@ def test_a_budget_begins_at_the_likely_arrival_if_other_programs_and_not_request
 
     async def scenario() -> None:
         assert state.sole_inline_lane is not None
-        state.sole_inline_lane.waiting, state.utilization = waiting, utilization
+        state.sole_inline_lane.correction.waiting, state.utilization = waiting, utilization
         call = create_app(engine).hot[b"/v1/predict"].call(scope)
         call.admit()
         now_s = clock()

@@ -144,6 +144,7 @@ def test_a_plan_file_names_relative_bundles_from_where_it_lies(
     assert load_plan("deep/er/plan.json").paths[0].bundle.resolve() == bundle.path.resolve()
 
 
+@pytest.mark.long
 def test_memory_below_the_bundle_puts_its_colder_rows_on_the_disk(
     profiled: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -84,6 +84,7 @@ def test_a_profile_has_every_size_with_its_percentiles(profile: Profile) -> None
     assert path.error is not None
 
 
+@pytest.mark.long
 def test_a_written_profile_is_planned_and_its_plan_is_opened(written: Path, tmp_path: Path) -> None:
     out = tmp_path / "plan.json"
     asked = ["--slo-ms", "1000", "--traffic", "rate=10,sizes=fixed:2", "--out", str(out)]
