@@ -31,6 +31,14 @@ def public(text: str) -> str:
     return printable(_ABSOLUTE.sub(lambda m: m[1] or "/", _CREDENTIALS.sub("", text)))
 
 
+def error_in(body: bytes) -> str | None:
+    """Returns the `error` of a server's answer, a JSON object, as `printable` does; None if it has none."""
+    try:
+        return printable(str(json.loads(body)["error"]))
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
 def python_literal(value: str | dict[str, str]) -> str:
     """Returns a Python literal without single quotes of its own, for `python_command`."""
     return json.dumps(value, ensure_ascii=False)

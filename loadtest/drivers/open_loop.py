@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import json
 import os
 from contextlib import suppress
 from dataclasses import dataclass
@@ -28,7 +27,7 @@ from polyrec.loadtest.drivers.connection import FIRST_ERROR, NO_ANSWER, Answer, 
 from polyrec.loadtest.drivers.load import Load
 from polyrec.loadtest.results.outcome import NO_PATH, Outcome
 from polyrec.models.schema.batch import F64
-from polyrec.models.text import printable
+from polyrec.models.text import error_in, printable
 
 NAP_S = 6e-5
 POLLED_S = 0.02
@@ -119,11 +118,8 @@ class Answers:
 
 def _reason(body: bytes) -> str:
     """Returns the reason that the body of an error gives: its `error`, or the text itself."""
-    try:
-        text = str(json.loads(body)["error"])
-    except (ValueError, KeyError, TypeError):
-        text = body.decode(errors="replace").strip()
-    return printable(text)
+    error = error_in(body)
+    return printable(body.decode(errors="replace").strip()) if error is None else error
 
 
 async def drive(

@@ -28,6 +28,7 @@ another does not."""
 MAX_STEPS = 6
 """The last rate is 2,600 times the first one, or as much below it."""
 PRECISION = 1.035
+"""Factor that may lie between the highest rate found to meet the SLO and the lowest found to miss it."""
 
 
 def preview(plan: Plan, traffic: Traffic, served_rate: float) -> Simulated:

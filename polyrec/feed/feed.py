@@ -22,7 +22,7 @@ import httpx
 from polyrec.feed.entries import Entry, joined, merged, parse_entry
 from polyrec.feed.source import MOST_ROWS, READ_MESSAGES, FeedFailed, Message, Source, SourceAway
 from polyrec.models.errors import PolyrecError
-from polyrec.models.text import printable
+from polyrec.models.text import error_in, printable
 from polyrec.models.tiers.updates.update import UpdateError
 from polyrec.models.tiers.updates.update_file import encode_update
 from polyrec.server.http.admin_embeddings import BINARY, MAX_BODY_BYTES
@@ -193,7 +193,5 @@ def _key(source: str, run: Sequence[Entry], body: bytes) -> str:
 
 
 def _error_of(answer: httpx.Response) -> str:
-    try:
-        return printable(str(json.loads(answer.content)["error"]))
-    except (ValueError, KeyError, TypeError):
-        return printable(answer.text[:200])
+    error = error_in(answer.content)
+    return printable(answer.text[:200]) if error is None else error

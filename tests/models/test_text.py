@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polyrec.models.text import printable, public
+from polyrec.models.text import error_in, printable, public
 
 
 @given(st.text(st.characters(), max_size=900))
@@ -35,3 +35,18 @@ def test_unprintable_characters_are_escaped() -> None:
 )
 def test_credentials_and_folders_are_left_out(text: str, shown: str) -> None:
     assert public(text) == shown
+
+
+@pytest.mark.parametrize(
+    ("body", "error"),
+    [
+        (b'{"error": "no such\\nmodel"}', "no such\\nmodel"),
+        (b'{"error": 5}', "5"),
+        (b'{"detail": "x"}', None),
+        (b'["error"]', None),
+        (b"\xff", None),
+        (b"", None),
+    ],
+)
+def test_the_error_of_an_answer_is_one_line_or_none(body: bytes, error: str | None) -> None:
+    assert error_in(body) == error

@@ -22,7 +22,7 @@ from polyrec.cli.measure.interval import Interval, interval
 from polyrec.loadtest.drivers.server_pages import MetricSamples, read_metrics
 from polyrec.loadtest.parser import BOLD, PLAIN, RED, colored
 from polyrec.models.errors import PolyrecError
-from polyrec.models.text import printable
+from polyrec.models.text import error_in
 from polyrec.models.text_table import aligned
 
 CLEAR = "\x1b[H\x1b[J"
@@ -177,8 +177,10 @@ def _scrape(url: str, model: str | None) -> MetricSamples:
 def _reason(error: Exception) -> str:
     """Returns why metrics could not be read, in the server's words if it gives any."""
     if isinstance(error, HTTPError):
-        with error, suppress(OSError, ValueError, LookupError, TypeError):
-            return printable(str(json.loads(error.read(MAX_ERROR_BYTES))["error"]))
+        with error, suppress(OSError, ValueError):
+            said = error_in(error.read(MAX_ERROR_BYTES))
+            if said is not None:
+                return said
     return str(getattr(error, "reason", None) or error)
 
 
