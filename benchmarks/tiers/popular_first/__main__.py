@@ -11,7 +11,8 @@ in process without sockets, so that differences come from dispatcher and tiers. 
 queries that a stall of the machine may have delayed (benchmarks/stalls.py).
 
 With --store-delay-ms the other rows are in a Redis server instead of on disk, which answers after a delay,
-like one in another zone or a busy one (delayed_store.py).
+like one in another zone or a busy one (delayed_store.py). --pin keeps that server, its proxy and the client
+off the core of the measured server, as if they were on other machines.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 
-from benchmarks.command import answer_of, command_parser, save
+from benchmarks.command import CLIENT_CORE, CORES, SERVER_CORE, answer_of, command_parser, save
 from benchmarks.tiers.popular_first.delayed_store import delayed_store
 from benchmarks.tiers.served_model import WIDTH, bundle_of, plan_of
 from polyrec.models.bundle.bundle import Bundle, load_bundle
@@ -107,8 +108,12 @@ def main() -> None:
     add("--turns", type=int, default=3)
     add("--store-delay-ms", type=float, help="rows beyond the memory are in a Redis server so far away")
     add("--lane", default="inline", choices=["thread", "inline", "process"])
+    add("--pin", action="store_true", help="one core for the server, another for its client and the store")
     add("--json", type=Path)
     args = parser.parse_args()
+    server_cores, client_cores = ([SERVER_CORE], [CLIENT_CORE]) if args.pin else (CORES, CORES)
+    # inherited by the store and its proxy
+    os.sched_setaffinity(0, client_cores)
     bundle = kept_bundle(args.directory)
     memory = bundle.bytes // SHARE
     latency = measure(open_runtime("onnx", bundle), bundle.encoder)
@@ -132,6 +137,7 @@ def main() -> None:
             "rows": ROWS, "exponent": EXPONENT, "hot_share": args.hot_share,
             "hot_rows": hot_rows(tiered, bundle), "seconds": args.seconds, "open_s": args.open_s,
             "budget_s": args.budget_ms / 1e3, "warm_s": 2.0,
+            "server_cores": server_cores, "client_cores": client_cores,
         }  # fmt: skip
         results: dict[str, list[dict[str, Any]]] = {name: [] for name in files}
         rate = 0.0

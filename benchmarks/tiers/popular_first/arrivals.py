@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from polyrec.server.clock import clock
@@ -21,12 +21,13 @@ AHEAD_S = 100e-6
 
 
 @contextmanager
-def arriving(due_s: Sequence[float]) -> Iterator[int]:
+def arriving(due_s: Sequence[float], cores: Iterable[int]) -> Iterator[int]:
     """Yields a file descriptor with a byte for each arrival. due_s: times of the server's clock, ascending.
 
+    cores: those of the client's process.
     Raises RuntimeError at the end if the client was not ready for the first arrival.
     """
-    command = [sys.executable, "-m", "benchmarks.tiers.popular_first.arrivals"]
+    command = [sys.executable, "-m", "benchmarks.tiers.popular_first.arrivals", *map(str, cores)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as client:
         assert client.stdin is not None
         assert client.stdout is not None
@@ -38,6 +39,7 @@ def arriving(due_s: Sequence[float]) -> Iterator[int]:
 
 
 def main() -> None:
+    os.sched_setaffinity(0, map(int, sys.argv[1:]))
     due_s = array.array("d", sys.stdin.buffer.read())
     if due_s and clock() > due_s[0]:
         sys.exit(1)

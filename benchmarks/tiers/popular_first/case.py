@@ -95,12 +95,13 @@ async def closed_loop(dispatcher: Any, rows: list[Tensors], first: int, seconds:
 
 
 async def open_loop(
-    dispatcher: Any, rows: list[Tensors], first: int, rate: float, seconds: float, budget_s: float, seed: int
+    dispatcher: Any, rows: list[Tensors], first: int, case: dict[str, Any]
 ) -> tuple[list[tuple[int, float, float]], int, int]:
     """Poisson arrivals; returns (query, time due, time of its answer) of those answered, how many were not,
     and how many answers lack rows of the store."""
-    random = np.random.default_rng(seed)
-    gaps = random.exponential(1 / rate, int(rate * seconds))
+    random = np.random.default_rng(case["seed"])
+    rate, budget_s = case["rate_rows_s"] / case["rows"], case["budget_s"]
+    gaps = random.exponential(1 / rate, int(rate * case["open_s"]))
     due = (clock() + CLIENT_STARTS_S + np.cumsum(gaps)).tolist()
     answers: list[tuple[int, float, float]] = []
     lost = degraded = number = 0
@@ -145,7 +146,7 @@ async def open_loop(
 
     if not due:
         return answers, lost, degraded
-    with arriving(due) as arrivals:
+    with arriving(due, case["client_cores"]) as arrivals:
         loop.add_reader(arrivals, submit_arrived, arrivals)
         try:
             await finished
@@ -195,13 +196,10 @@ async def run(
     gc.freeze()
     figures = None if cold_rows is None else replace(cold_rows.figures)
     recorder = Recorder(dispatcher.router)
-    rate = case["rate_rows_s"] / case["rows"]
+    open_s = case["open_s"]
     cpu = time.process_time()
-    open_s, budget_s, seed = case["open_s"], case["budget_s"], case["seed"]
     with watched() as stalls:
-        answered, lost, degraded = await open_loop(
-            dispatcher, rows, QUERIES // 2, rate, open_s, budget_s, seed
-        )
+        answered, lost, degraded = await open_loop(dispatcher, rows, QUERIES // 2, case)
     found["cpu"] = (time.process_time() - cpu) / open_s
     query, due_s, ended_s = np.array(answered).reshape(-1, 3).T
     query = query.astype(int)
@@ -219,6 +217,7 @@ async def run(
 
 def main() -> None:
     case = json.loads(sys.argv[1])
+    os.sched_setaffinity(0, case["server_cores"])
     retain_freed_memory()
     plan = Plan.model_validate_json(Path(case["plan"]).read_text())
     rows, hot = queries(plan, case)
