@@ -85,6 +85,9 @@ def down() -> None:
     with _progress_hidden():
         for group in spec.groups:
             serve.delete(group.application)
+        if not serve.status().applications:
+            # a running Serve ignores the proxies that the next cluster asks for
+            serve.shutdown()  # type: ignore[no-untyped-call]
     ray.get(balancer.close.remote())
     ray.kill(balancer)
 
@@ -177,7 +180,7 @@ def _replica_count(group: GroupSpec) -> dict[str, Any]:
         "autoscaling_config": {
             "min_replicas": bounds.least,
             "max_replicas": bounds.most,
-            "initial_replicas": min(max(group.replicas, bounds.least), bounds.most),
+            # no `initial_replicas`: Serve returns to them at every roll
             "metrics_interval_s": 1.0,
             # the policy itself delays the removal of replicas
             "upscale_delay_s": 0.0,
