@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import tempfile
@@ -16,7 +17,7 @@ from ray import serve
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from polyrec.cluster.balancer import BALANCER, NAMESPACE, Balancer
-from polyrec.cluster.haproxy_process import private_folder
+from polyrec.cluster.haproxy_process import HAProxy, private_folder
 from polyrec.cluster.replica import Replica
 from polyrec.cluster.request_router import PredictedCompletion
 from polyrec.cluster.scaling import BacklogPolicy
@@ -90,6 +91,21 @@ def down() -> None:
             serve.shutdown()  # type: ignore[no-untyped-call]
     ray.get(balancer.close.remote())
     ray.kill(balancer)
+
+
+def stop_left() -> list[int]:
+    """Stops each HAProxy on this machine that outlived its Ray, and returns their ports.
+
+    Needs no Ray. The balancer of a Ray that runs after all starts its HAProxy again.
+    """
+    ports = []
+    for folder in sorted(Path(tempfile.gettempdir()).glob(_folder_name("*"))):
+        port = int(folder.name.rpartition("-")[2])
+        haproxy = HAProxy(private_folder(folder), "127.0.0.1", port)
+        if haproxy.alive():
+            asyncio.run(haproxy.stop())
+            ports.append(port)
+    return ports
 
 
 def current() -> ClusterSpec:
@@ -193,7 +209,7 @@ def _replica_count(group: GroupSpec) -> dict[str, Any]:
 
 def _start_balancer(spec: ClusterSpec) -> None:
     """Starts the balancer's actor on this machine's node, where clients expect the port."""
-    folder = private_folder(Path(tempfile.gettempdir()) / f"polyrec-cluster-{os.getuid()}-{spec.port}")
+    folder = private_folder(Path(tempfile.gettempdir()) / _folder_name(spec.port))
     (folder / "cluster.json").unlink(missing_ok=True)
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     balancer: Any = (
@@ -225,6 +241,10 @@ def _wait_until_known(spec: ClusterSpec) -> None:
         if len(found) == wanted if exact else len(found) >= wanted:
             return
         time.sleep(POLL_S)
+
+
+def _folder_name(port: int | str) -> str:
+    return f"polyrec-cluster-{os.getuid()}-{port}"
 
 
 def _balancer() -> Any:

@@ -50,7 +50,14 @@ def run_call(args: argparse.Namespace) -> int:
         count = sum(g.replicas for g in spec.groups)
         print(f"{count} replica{'s' * (count > 1)} behind http://{spec.host}:{spec.port}")
         return 0
-    nodes.connect(args.address)
+    try:
+        nodes.connect(args.address)
+    except ClusterError:
+        left = control.stop_left() if args.call == "down" and args.address is None else []
+        if not left:
+            raise
+        print(f"no Ray is running; stopped HAProxy, which it left at port {', '.join(map(str, left))}")
+        return 0
     if args.call == "status":
         status = control.status()
         print(json.dumps(status) if args.json else "\n".join(lines(status)))
