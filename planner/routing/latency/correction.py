@@ -180,29 +180,25 @@ class Correction:
         self._tail_bias[path] = min(max(tail_bias, MIN_TAIL), MAX_TAIL)
 
     def _update(self, path: int) -> None:
-        """Recomputes a path's factors, bounded by the observed maxima."""
-        usual_s, to_median, sure = self._usual[path]
+        """Recomputes a path's factors from its biases and the shift, bounded by the observed maxima.
+
+        A factor on the median times `to_median` is the same time as a factor on the tail.
+        """
+        usual_s, to_median, safe = self._usual[path]
         biased = self._biased[path]
-        now, before = self._delay_s, self._delay_before_s
-        longest = biased + MARGIN * (now if now > before else before) / usual_s
-        shift = self._shift
-        shifted = biased * exp(shift) if shift else biased
-        median = shifted if shifted * to_median < longest else longest / to_median
+        shifted = biased * exp(self._shift)
+        tail = shifted * exp(self._tail_bias[path])
+        longest = biased + MARGIN * max(self._delay_s, self._delay_before_s) / usual_s
+        median = min(shifted, longest / to_median)
+        cautious = min(tail, longest) * safe
+        if self._count[path] + self._count_before[path] >= ENOUGH:
+            slowest = MARGIN * max(self._slowest[path], self._slowest_before[path]) * to_median
+            longest, cautious = min(longest, slowest), min(cautious, slowest)
+        tail = max(min(tail, longest), median * to_median)
         at_work = 1 - self.waiting
         self.median[path] = median / at_work
-        tail = shifted * exp(self._tail_bias[path])
-        cautious = (tail if tail < longest else longest) * sure
-        if self._count[path] + self._count_before[path] >= ENOUGH:
-            now, before = self._slowest[path], self._slowest_before[path]
-            slowest = MARGIN * (now if now > before else before) * to_median
-            if slowest < longest:
-                longest = slowest
-            if slowest < cautious:
-                cautious = slowest
-        median *= to_median
-        tail = median if longest < median else longest if longest < tail else tail
         self.tail[path] = tail / at_work
-        self.cautious_tail[path] = (cautious if cautious > tail else tail) / at_work
+        self.cautious_tail[path] = max(cautious, tail) / at_work
 
     def tick(self, now_s: float, passed_s: float, rows: int, waiting: float = 0.0) -> None:
         """Decays state that no batch has confirmed since the last tick, passed_s ago.
