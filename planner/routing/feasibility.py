@@ -111,30 +111,16 @@ def leaves_rest_feasible(free: FreeLane, option: PathOption, start: int, count: 
 
     start, count, rows: the batch has `count` pieces from index `start` on, with `rows` rows.
     """
-    state, lane, pieces = free.state, free.lane, free.pieces
-    path = option.path
+    state, lane, pieces, path = free.state, free.lane, free.pieces, option.path
     batch_s = option.median[rows] * lane.correction.median[path]
-    observed = state.observed
     waiting = state.queue.rows - rows
-    rate = state.total_rate
-    fill_share = state.loss_backoff.fill_share
-    # all waiting rows count here, as rows that are not urgent occupy the queue too
-    free_rows = fill_share * state.limits.max_queued_rows - waiting
-    if _arriving(observed, observed.rows_s, observed.mean_square, batch_s) > free_rows:
+    if not _queue_has_room(state, waiting, batch_s):
         return False
-    arriving = _arriving(observed, observed.urgent_s, observed.urgent_square, batch_s)
     busy_rows = free.busy_rows + batch_s * lane.rate * state.front_factor
-    service_times, max_merge_rows = state.service_times, state.max_merge_rows
-    later = free.later_rows
-    if later:
-        later = _later_rows_left(free, option, pieces[start : start + count], rows)
-    backlog = waiting - later + arriving + observed.urgent_mean
-    last_rows = int(observed.urgent_mean)
-    if last_rows < max_merge_rows:
-        last_rows = min(int(backlog), max_merge_rows)
-    backlog_s = (busy_rows + backlog - last_rows) / rate + service_times[last_rows]
-    budget_s = observed.budget_s
-    if backlog_s > state.loss_backoff.expected_share * budget_s or backlog_s > budget_s - state.reserve_s:
+    urgent = waiting
+    if free.later_rows:
+        urgent -= _later_rows_left(free, option, pieces[start : start + count], rows)
+    if not _backlog_fits(state, urgent, busy_rows, batch_s):
         return False
     if start or count >= len(pieces):
         return True
@@ -142,6 +128,34 @@ def leaves_rest_feasible(free: FreeLane, option: PathOption, start: int, count: 
     if free.peers == 1:
         free_in_s = min(option.tail[rows] * lane.correction.tail[path], free.next_peer_s)
     return _pieces_fit(free, count, free_in_s, busy_rows, waiting)
+
+
+def _queue_has_room(state: RouterState, waiting: int, batch_s: float) -> bool:
+    """Whether the queue has room for what arrives during a batch of batch_s seconds.
+
+    waiting: rows behind the batch, also those that are not urgent, as they occupy the queue too.
+    """
+    observed = state.observed
+    free_rows = state.loss_backoff.fill_share * state.limits.max_queued_rows - waiting
+    return _arriving(observed, observed.rows_s, observed.mean_square, batch_s) <= free_rows
+
+
+def _backlog_fits(state: RouterState, urgent: int, busy_rows: float, batch_s: float) -> bool:
+    """Whether all rows due by the usual deadline can be executed within the share of it that losses allow.
+
+    urgent: those of them that wait behind the batch. busy_rows: executing, the batch included, in rows at
+    total_rate. batch_s: of the batch, during which others arrive.
+    """
+    observed, most = state.observed, state.max_merge_rows
+    arriving = _arriving(observed, observed.urgent_s, observed.urgent_square, batch_s)
+    backlog = urgent + arriving + observed.urgent_mean
+    # of the last batch, all rows end together
+    last_rows = int(observed.urgent_mean)
+    if last_rows < most:
+        last_rows = min(int(backlog), most)
+    backlog_s = (busy_rows + backlog - last_rows) / state.total_rate + state.service_times[last_rows]
+    budget_s = observed.budget_s
+    return backlog_s <= min(state.loss_backoff.expected_share * budget_s, budget_s - state.reserve_s)
 
 
 def _pieces_fit(free: FreeLane, count: int, free_in_s: float, busy_rows: float, waiting: int) -> bool:
@@ -164,11 +178,8 @@ def _pieces_fit(free: FreeLane, count: int, free_in_s: float, busy_rows: float, 
     ):
         query = piece.query
         left_s = query.deadline_s - now_s
-        size = piece.rows
-        if size < max_merge_rows:
-            size += waiting
-            if size > max_merge_rows:
-                size = max_merge_rows
+        # pieces merge with waiting ones, unless they are larger than merged batches may be
+        size = max(piece.rows, min(piece.rows + waiting, max_merge_rows))
         if query.reading:
             delay_s = max(delay_s, state.reads.tail_s(query.misses))
         needed_s = delay_s + service_times[size]
