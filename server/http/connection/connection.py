@@ -22,6 +22,7 @@ from polyrec.server.http.connection.body_reader import BodyReader
 from polyrec.server.http.connection.channel import Channel
 from polyrec.server.http.connection.frontend import HttpFrontend, ServerState
 from polyrec.server.http.connection.head import REQUEST_ID, Head, find_end, parse_head
+from polyrec.server.http.connection.hot_endpoint import HotEndpoint
 from polyrec.server.http.connection.hot_request import HotRequest
 from polyrec.server.http.connection.limits import CLOSE_S, LAST_S
 from polyrec.server.http.connection.reply import HeaderList, error_reply, to_wire
@@ -243,22 +244,12 @@ class Connection(asyncio.Protocol):
         is_whole = not self._reader.length_unknown and len(self._buffer) >= self._reader.left
         hot = frontend.hot.get(head.target) if head.method == b"POST" else None
         try:
-            if hot is not None:
-                frontend.begin_request()
-                arrival, body = self._arrival(), self._buffer
-                rejected = hot.reject_early(head.headers, head.length, self._scope, arrival, body)
-                if rejected is not None:
-                    self._reply(rejected.status, *rejected.encoded(()))
-                    return
-                in_turn = partial(frontend.in_turn, self.network)
-                self._request = request = HotRequest(
-                    hot, head, self._scope(), is_whole, self._reply, self._reject, self._arrival, in_turn
-                )
-                request.admit()
-            else:
+            if hot is None:
                 scope, resume = self._scope(), self._channel.resume_reading
                 self._request = AsgiRequest(frontend.app, scope, self._reply, resume)
                 frontend.in_turn(self.network, partial(self._request.start, self._server_state.tasks))
+            elif not self._begin_hot(hot, head, is_whole):
+                return
         except Exception as e:
             self._reject(e)
             return
@@ -266,6 +257,24 @@ class Connection(asyncio.Protocol):
             self.deadline_s = clock() + frontend.limits.body_s
             if head.expects_continue and not self._buffer:
                 self._channel.request_body()
+
+    def _begin_hot(self, hot: HotEndpoint, head: Head, is_whole: bool) -> bool:
+        """Starts a request at a hot endpoint; returns False if it was rejected early instead.
+
+        is_whole: whether the whole body has arrived.
+        """
+        frontend = self._frontend
+        frontend.begin_request()
+        rejected = hot.reject_early(head.headers, head.length, self._scope, self._arrival(), self._buffer)
+        if rejected is not None:
+            self._reply(rejected.status, *rejected.encoded(()))
+            return False
+        in_turn = partial(frontend.in_turn, self.network)
+        self._request = request = HotRequest(
+            hot, head, self._scope(), is_whole, self._reply, self._reject, self._arrival, in_turn
+        )
+        request.admit()
+        return True
 
     def _arrival(self) -> Arrival:
         """Estimates when the bytes being read arrived."""
