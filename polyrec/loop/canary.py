@@ -41,6 +41,12 @@ class Canary:
         with suppress(AdminFailed):
             self.calls.post("note", {"text": line[:MAX_NOTE]}, NOTE_S)
 
+    def take_back(self, version: str, reason: str) -> None:
+        """Rolls back the rollout of a version if it is in progress. Raises AdminFailed."""
+        rollout = self.calls.get("rollout")["rollout"]
+        if rollout is not None and rollout["canary_version"] == version:
+            self.calls.post("rollout/rollback", {"reason": reason})
+
     def execute(self, iteration: Iteration, folder: LoopFolder, is_dropped: Callable[[], bool]) -> StepResult:
         """Tries an iteration's plan. Raises AdminFailed, LoopError or IterationDropped.
 

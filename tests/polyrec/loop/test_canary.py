@@ -317,6 +317,24 @@ def test_an_iteration_dropped_while_its_loop_is_down_takes_back_its_canary(
     assert (ended["outcome"], ended["reason"]) == ("rolled_back", "the loop's iteration was dropped")
 
 
+def test_a_loop_that_is_given_another_plan_takes_back_its_canary(
+    server: ServerProcess, run: Callable[..., int], folder: Path, nested: Bundle
+) -> None:
+    """Else the server would promote it later, and serve what the loop's plan does not have."""
+    save_plan(single_path_plan(nested.path, "table", "onnx", width=8), folder / "other.json")
+    with AdminCalls(server.url) as calls:
+        kill_at_canary(server, folder, calls)
+        (folder / "state" / "plan.json").unlink()
+        main(["loop", "hold", "check", "--state", str(folder / "state")])  # of the iteration that follows
+        assert run("--plan", str(folder / "other.json")) == 3
+        status = calls.get("rollout")
+    assert record(folder)["state"] == "dropped"
+    assert status["rollout"] is None
+    (ended,) = status["ended"]
+    assert ended["outcome"] == "rolled_back"
+    assert f"the loop's plan now has version {nested.manifest.version}" in ended["reason"]
+
+
 def test_a_rollout_that_an_operator_started_instead_is_left_alone(
     server: ServerProcess, run: Callable[..., int], folder: Path, nested: Bundle
 ) -> None:
