@@ -109,6 +109,22 @@ def plan_resources(plan: Plan) -> dict[str, float]:
     return found | ({"GPU": float(gpus)} if gpus else {})
 
 
+def beyond_reserved(group: GroupSpec, plan: Plan) -> str:
+    """Says which resources a plan needs beyond those that a group's replicas reserve, "" if none.
+
+    A roll keeps what they reserve, so that they serve on while the new plan is loaded.
+    """
+    reserved = {"CPU": 1.0} | group.resources
+    more = {k: n for k, n in plan_resources(plan).items() if n > reserved.get(k, 0.0)}
+    if not more:
+        return ""
+    needed, kept = (" and ".join(f"{n:g} {k}" for k, n in of.items()) for of in (more, reserved))
+    return (
+        f"the plan needs {needed}, but each replica of group '{group.name}' reserves {kept}: others may take "
+        "the rest. `polyrec cluster down` and `up` reserve anew"
+    )
+
+
 def fleet_replicas(file: Path, hour: int | None) -> Mapping[str, int]:
     """Returns the nodes of each type in a fleet plan, for one hour or the maximum, which may be 0.
 

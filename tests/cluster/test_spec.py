@@ -5,7 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from polyrec.cluster.spec import ClusterError, ClusterSpec, GroupSpec, fleet_replicas, plan_resources
+from polyrec.cluster.spec import (
+    ClusterError,
+    ClusterSpec,
+    GroupSpec,
+    beyond_reserved,
+    fleet_replicas,
+    plan_resources,
+)
 from polyrec.models.files import validate_as
 from polyrec.planner.plan import Plan
 
@@ -24,6 +31,22 @@ def test_a_server_occupies_a_cpu_for_each_lane_there_and_its_gpus() -> None:
         ],
     }
     assert plan_resources(Plan.model_validate(several)) == {"CPU": 2.0, "GPU": 1.0}
+
+
+def test_a_rolled_plan_that_needs_more_than_replicas_reserve_is_told() -> None:
+    lanes = [{"name": name, "kind": "process"} for name in ("c0", "c1")]
+    gpu = {"name": "g", "device": "cuda:0", "kind": "thread"}
+    paths = [{**PATH, "name": "a"}, {**PATH, "name": "b", "device": "cuda:0", "runtime": "torch"}]
+    plan = Plan.model_validate({"paths": paths, "lanes": [*lanes, gpu]})
+
+    def told(**reserved: float) -> str:
+        return beyond_reserved(GroupSpec(name="g", plan=Path("p"), resources=reserved), plan)
+
+    assert told(spot=1.0).startswith(
+        "the plan needs 2 CPU and 1 GPU, but each replica of group 'g' reserves 1 CPU and 1 spot"
+    )
+    assert told(CPU=2.0).startswith("the plan needs 1 GPU, but each replica of group 'g' reserves 2 CPU: ")
+    assert told(CPU=2.0, GPU=1.0) == told(CPU=3.0, GPU=1.0) == ""
 
 
 def test_a_fleet_plan_gives_replicas_by_type_of_node(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from polyrec.cluster.spec import (
     ClusterError,
     ClusterSpec,
     GroupSpec,
+    beyond_reserved,
     fleet_replicas,
     plan_resources,
 )
@@ -63,9 +64,13 @@ def run_call(args: argparse.Namespace) -> int:
         print(json.dumps(status) if args.json else "\n".join(lines(status)))
     elif args.call == "roll":
         name, file = typed_file(args.plan)
+        plan = checked_plan(file)
         with report_waiting(control.status):
-            spec = control.roll(control.current(), name, checked_plan(file))
-        print(f"every replica of group '{spec.group(name).name}' serves {file}")
+            spec = control.roll(control.current(), name, plan)
+        group = spec.group(name)
+        print(f"every replica of group '{group.name}' serves {file}")
+        if why := beyond_reserved(group, load_plan(plan)):
+            print(why, file=sys.stderr)
     elif args.call == "scale":
         with report_waiting(control.status):
             spec = control.scale(control.current(), args.type, args.replicas)
