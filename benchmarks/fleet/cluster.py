@@ -34,6 +34,7 @@ import numpy as np
 import uvloop
 
 from benchmarks.command import answer_of, command_parser, save, timestamp
+from benchmarks.fleet import namespaces
 from benchmarks.fleet.cluster_page import page
 from benchmarks.http.protocols import http_asker, http_request, random_tensors
 from benchmarks.operations.rollout import fates
@@ -56,7 +57,6 @@ WAYS: tuple[Ingress | None, ...] = (None, "balancer", "ray", "ray-haproxy")
 PORT = 8000
 IN_FLIGHT = (1, 16)
 DIFFERENT_REQUESTS = 64
-NAMESPACE = ("unshare", "--net", "--pid", "--mount", "--fork", "--kill-child", "--mount-proc")
 INSIDE = "POLYREC_BENCHMARK_INSIDE"
 SETTINGS = ("rows", "turns", "seconds", "rate", "budget_ms", "phase_seconds")
 PHASES = ("before", "server killed", "actor killed", "rolled", "scaled to 1", "scaled to 2")
@@ -207,10 +207,9 @@ def _kill(which: str) -> None:
 def apart(argv: Sequence[str]) -> Any:
     """Runs this module with other arguments in its own namespaces; returns the JSON that it prints."""
     with tempfile.TemporaryDirectory(prefix="polyrec-cluster-") as folder:
-        environ = {**os.environ, INSIDE: "1", "RAY_TMPDIR": folder, "TMPDIR": folder}
-        shell = 'ip link set lo up && exec "$@"'
-        command = [*NAMESPACE, "sh", "-c", shell, "sh", sys.executable, "-m", "benchmarks.fleet.cluster"]
-        return answer_of([*command, *argv], env=environ)
+        environ = {**namespaces.environment(folder), INSIDE: "1"}
+        command = [*namespaces.ENTER, sys.executable, "-m", "benchmarks.fleet.cluster", *argv]
+        return answer_of(command, env=environ)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

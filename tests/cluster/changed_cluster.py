@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import sys
-from http.client import HTTPConnection
 from pathlib import Path
+
+import httpx
 
 from polyrec.cli.main import main as polyrec
 from polyrec.cluster import control, nodes
 from polyrec.loadtest.traffic.request_bodies import INFER
 
-PORT = 8000
+URL = "http://127.0.0.1:8000"
 
 
 def call(*arguments: str) -> None:
@@ -19,12 +20,8 @@ def call(*arguments: str) -> None:
 
 def predict(request: bytes) -> int:
     """Returns the status of the answer."""
-    connection = HTTPConnection("127.0.0.1", PORT, timeout=30)
-    connection.request("POST", INFER, request, {"X-Latency-Budget-Ms": "20000"})
-    answer = connection.getresponse()
-    answer.read()
-    connection.close()
-    return answer.status
+    headers = {"X-Latency-Budget-Ms": "20000"}
+    return httpx.post(URL + INFER, content=request, headers=headers, timeout=30).status_code
 
 
 def names() -> list[str]:

@@ -19,6 +19,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import pytest
 
+from benchmarks.fleet import namespaces
 from benchmarks.http.protocols import random_tensors
 from polyrec.cli.main import main
 from polyrec.cluster.haproxy_process import HAProxy, private_folder
@@ -31,7 +32,6 @@ with warnings.catch_warnings():
     from ray import serve  # noqa: F401
 
 ROOT = Path(__file__).parents[2]
-NAMESPACE = ("unshare", "--net", "--pid", "--mount", "--fork", "--kill-child", "--mount-proc")
 
 
 @pytest.fixture
@@ -45,17 +45,16 @@ def short_path() -> Iterator[Path]:
 def test_a_roll_keeps_the_replicas_of_the_load_and_another_cluster_gets_its_ingress(
     bundle: Bundle, tmp_path: Path, short_path: Path
 ) -> None:
-    shell = ("sh", "-c", 'ip link set lo up && exec "$@"', "sh")
-    if os.geteuid() or subprocess.run([*NAMESPACE, *shell, "true"], capture_output=True).returncode:
+    if not namespaces.available():
         pytest.skip("a network namespace takes root, unshare and ip")
     plans = [tmp_path / "plan.json", tmp_path / "other.json"]
     for plan in plans:
         save_plan(single_path_plan(bundle.path, bundle.name, "onnx"), plan)
     request = tmp_path / "request.json"
     request.write_bytes(infer_body(random_tensors(bundle, 2, np.random.default_rng(1)), binary=False)[0])
-    environ = {**os.environ, "RAY_TMPDIR": str(short_path), "TMPDIR": str(short_path)}
     walk = [sys.executable, "-m", "tests.cluster.changed_cluster", *map(str, plans), str(request)]
-    done = subprocess.run([*NAMESPACE, *shell, *walk], cwd=ROOT, env=environ, capture_output=True, text=True)
+    environ = namespaces.environment(str(short_path))
+    done = subprocess.run([*namespaces.ENTER, *walk], cwd=ROOT, env=environ, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
 
 

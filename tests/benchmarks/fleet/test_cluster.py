@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -11,21 +10,17 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.fleet import namespaces
 from polyrec.models.bundle.bundle import Bundle
 from polyrec.planner.plan import save_plan, single_path_plan
 
 ROOT = Path(__file__).parents[3]
 
 
-def _namespaces() -> bool:
-    command = ["unshare", "--net", "--pid", "--fork", "--mount-proc", "ip", "link", "set", "lo", "up"]
-    return os.geteuid() == 0 and subprocess.run(command, capture_output=True).returncode == 0
-
-
 @pytest.mark.long
 @pytest.mark.skipif(find_spec("ray") is None, reason="the extra `cluster` is not installed")
 def test_no_request_is_lost(bundle: Bundle, tmp_path: Path) -> None:
-    if not _namespaces():
+    if not namespaces.available():
         pytest.skip("a network namespace takes root, unshare and ip")
     plans = [tmp_path / "plan.json", tmp_path / "other.json"]
     for plan in plans:
