@@ -158,8 +158,8 @@ def _change(spec: ClusterSpec, group: GroupSpec) -> ClusterSpec:
 
 def _deploy(spec: ClusterSpec, group: GroupSpec) -> None:
     """Deploys or updates a group on Serve, and waits until that is done. Raises ClusterError."""
-    asked = dict(group.resources)
-    actor = {"num_cpus": asked.pop("CPU", 1.0), "num_gpus": asked.pop("GPU", 0.0), "resources": asked}
+    asked = group.reserved
+    actor = {"num_cpus": asked.pop("CPU"), "num_gpus": asked.pop("GPU", 0.0), "resources": asked}
     deployment = serve.deployment(
         name="Replica",
         ray_actor_options=actor,

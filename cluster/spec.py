@@ -44,7 +44,7 @@ class GroupSpec(Strict):
 
     plan: plan file, which every node has at the same path.
     revision: increases with each roll-out.
-    resources: resources per replica: `CPU`, `GPU` and any that nodes were started with.
+    resources: resources per replica: `CPU` (1 if not given), `GPU` and any that nodes were started with.
     settings: settings of the servers.
     """
 
@@ -60,6 +60,11 @@ class GroupSpec(Strict):
     def application(self) -> str:
         """Name of the group's Serve application."""
         return f"polyrec-{self.name}"
+
+    @property
+    def reserved(self) -> dict[str, float]:
+        """Resources that each replica reserves."""
+        return {"CPU": 1.0} | self.resources
 
     def user_config(self) -> dict[str, object]:
         """Returns a replica's `user_config`, whose change makes the replica reload its server."""
@@ -114,11 +119,10 @@ def beyond_reserved(group: GroupSpec, plan: Plan) -> str:
 
     A roll keeps what they reserve, so that they serve on while the new plan is loaded.
     """
-    reserved = {"CPU": 1.0} | group.resources
-    more = {k: n for k, n in plan_resources(plan).items() if n > reserved.get(k, 0.0)}
+    more = {k: n for k, n in plan_resources(plan).items() if n > group.reserved.get(k, 0.0)}
     if not more:
         return ""
-    needed, kept = (" and ".join(f"{n:g} {k}" for k, n in of.items()) for of in (more, reserved))
+    needed, kept = (" and ".join(f"{n:g} {k}" for k, n in of.items()) for of in (more, group.reserved))
     return (
         f"the plan needs {needed}, but each replica of group '{group.name}' reserves {kept}: others may take "
         "the rest. `polyrec cluster down` and `up` reserve anew"

@@ -64,12 +64,11 @@ def run_call(args: argparse.Namespace) -> int:
         print(json.dumps(status) if args.json else "\n".join(lines(status)))
     elif args.call == "roll":
         name, file = typed_file(args.plan)
-        plan = checked_plan(file)
         with report_waiting(control.status):
-            spec = control.roll(control.current(), name, plan)
+            spec = control.roll(control.current(), name, checked_plan(file))
         group = spec.group(name)
         print(f"every replica of group '{group.name}' serves {file}")
-        if why := beyond_reserved(group, load_plan(plan)):
+        if why := beyond_reserved(group, load_plan(group.plan)):
             print(why, file=sys.stderr)
     elif args.call == "scale":
         with report_waiting(control.status):
