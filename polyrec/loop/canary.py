@@ -41,10 +41,10 @@ class Canary:
         with suppress(AdminFailed):
             self.calls.post("note", {"text": line[:MAX_NOTE]}, NOTE_S)
 
-    def take_back(self, version: str, reason: str) -> None:
-        """Rolls back the rollout of a version if it is in progress. Raises AdminFailed."""
+    def take_back(self, iteration: Iteration, reason: str) -> None:
+        """Rolls back the rollout of an iteration's plan if it is in progress. Raises AdminFailed."""
         rollout = self.calls.get("rollout")["rollout"]
-        if rollout is not None and rollout["canary_version"] == version:
+        if rollout is not None and rollout["canary_version"] == _version(iteration):
             self.calls.post("rollout/rollback", {"reason": reason})
 
     def execute(self, iteration: Iteration, folder: LoopFolder, is_dropped: Callable[[], bool]) -> StepResult:
@@ -52,7 +52,7 @@ class Canary:
 
         is_dropped: returns whether an operator dropped the iteration; it is then rolled back.
         """
-        version = str(iteration.figures("train")["version"])
+        version = _version(iteration)
         self.calls.require_one_model()  # the server may have come up since the loop began
         status = self.calls.get("rollout")
         if status["rollout"] is None:
@@ -98,6 +98,11 @@ class Canary:
         if found is None:
             raise LoopError(f"the server no longer knows of the rollout of version {version}")
         return _result(found)
+
+
+def _version(iteration: Iteration) -> str:
+    """Returns the version of the bundle that an iteration trained."""
+    return str(iteration.figures("train")["version"])
 
 
 def _ended(status: Mapping[str, Any], version: str) -> dict[str, Any] | None:

@@ -81,7 +81,7 @@ class Loop:
         if iteration is not None and iteration.state == "running" and (other := self._other_plan(iteration)):
             if iteration.step == "canary" and self.canary is not None:
                 # else the server would promote it later, beside the other plan
-                self.canary.take_back(str(iteration.figures("train")["version"]), other)
+                self.canary.take_back(iteration, other)
             iteration = dropped(iteration, other, "kept")
             self.folder.save(iteration)
             self._report(f"iteration {iteration.number}: dropped: {other}")
